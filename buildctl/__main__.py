@@ -1,0 +1,5 @@
+"""`python -m buildctl`."""
+
+from buildctl.cli import main
+
+main()
