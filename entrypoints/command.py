@@ -1,0 +1,81 @@
+"""The server's command line and environment: the image's profile, then the arm's flags, then the user's (who wins)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from entrypoints.image import Flags, Image
+
+#: each cache variable of the server and its folder below the cache root
+#: (read in the sources of SGLang, Triton, PyTorch Inductor, FlashInfer, DeepGEMM and the CUDA driver)
+CACHES: Mapping[str, str] = {
+    "XDG_CACHE_HOME": "xdg",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "torch-extensions",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "SGLANG_DG_CACHE_DIR": "deepgemm",
+    "CUDA_CACHE_PATH": "cuda",
+}
+CACHE_ROOT = Path("/cache")
+
+
+def flag_argv(flags: Flags) -> tuple[str, ...]:
+    """`{"tp": 2, "enable-metrics": true, "x": false}` -> `("--tp", "2", "--enable-metrics")`."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return tuple(words)
+
+
+def given_flags(argv: Iterable[str]) -> frozenset[str]:
+    """Names (without dashes) of the flags in a command line; `--name=value` counts as `name`."""
+    return frozenset(word[2:].partition("=")[0] for word in argv if word.startswith("--") and len(word) > 2)
+
+
+def server_argv(image: Image, arm: Flags, *, model: str, draft: str = "", host: str, port: int,
+                extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The whole command line of one server start.
+
+    `arm` holds the arm's own flags; `extra` are the user's words for the server. A flag that the user names is left
+    out of everything that we would write, so it appears once. The draft is passed only to an arm that speculates.
+    """
+    flags = dict(image.profile.server)
+    flags.update({"model-path": model} if model else {})
+    flags.update(arm)
+    if draft and "speculative-algorithm" in arm:
+        flags.setdefault("speculative-draft-model-path", draft)
+    flags.update({"host": host, "port": port})
+    users = set(given_flags(extra))
+    for one, other in ALIASES:
+        if users & {one, other}:
+            users |= {one, other}
+    ours = {name: value for name, value in flags.items() if name not in users}
+    return (str(image.python), "-m", "sglang.launch_server", *flag_argv(ours), *extra)
+
+
+#: two names of one server flag: naming either replaces ours
+ALIASES: tuple[tuple[str, str], ...] = (
+    ("model", "model-path"),
+    ("tp", "tensor-parallel-size"), ("tp-size", "tensor-parallel-size"), ("tp", "tp-size"),
+    ("speculative-draft-model", "speculative-draft-model-path"),
+)
+
+
+def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: Path = CACHE_ROOT) -> dict[str, str]:
+    """The full environment of a server: the caller's without our own variables, caches under the image's key, profile.
+
+    A variable that the caller has set wins over the profile and over our cache folders. Model files of the hub are the
+    same for every image and so lie beside the keyed folder, in `cache_root/huggingface`.
+    """
+    keyed = cache_root / image.short_key
+    environment = {variable: str(keyed / folder) for variable, folder in CACHES.items()}
+    environment["HF_HOME"] = str(cache_root / "huggingface")
+    environment.update(image.profile.environment)
+    environment.update({name: value for name, value in environ.items() if not name.startswith("ENTRYPOINT_")})
+    return environment
