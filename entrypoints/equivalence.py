@@ -1,0 +1,104 @@
+"""Do two arms give the same answers? Greedy output compared token by token, with a base-against-base reference.
+
+Exact equality is the wrong gate (kernels that depend on the batch size change rounding) and no gate is wrong too;
+see SafeAILab/EAGLE #212 and the vLLM and SGLang notes on determinism for the orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: alarm: this many times the reference's hazard and this many divergences per token compared
+HAZARD_FACTOR, HAZARD_LIMIT = 5.0, 5e-3
+#: alarm: share of prompts that split within the first tokens
+EARLY_TOKENS, EARLY_SHARE = 8, 0.05
+#: an answer with less than this share of different bigrams, or of one token only, is garbage
+BIGRAM_SHARE, GARBAGE_TOKENS = 0.2, 16
+
+
+def garbage(ids: Sequence[int]) -> str:
+    """Why an answer is no sane text, or ""."""
+    if not ids:
+        return "empty"
+    if len(ids) < GARBAGE_TOKENS:
+        return ""
+    if len(set(ids)) == 1:
+        return "one token repeated"
+    pairs = list(itertools.pairwise(ids))
+    share = len(set(pairs)) / len(pairs)
+    return f"only {share:.0%} of its bigrams differ" if share < BIGRAM_SHARE else ""
+
+
+def split(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or None; a shorter answer that agrees so far differs at its end."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def compare(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Any] | None:
+    """Exact share, hazard per token (splits over tokens compared, censored at the end) and where answers split.
+
+    None when there is nothing to compare.
+    """
+    splits: list[int] = []
+    total = tokens = 0
+    for one, other in pairs:
+        total += 1
+        at = split(one, other)
+        tokens += min(len(one), len(other)) if at is None else at + 1
+        if at is not None:
+            splits.append(at)
+    if not total:
+        return None
+    points = [int(value) for value in np.percentile(splits, [10, 50, 90])] if splits else None
+    return {"compared": total, "exact_share": round(1 - len(splits) / total, 6),
+            "hazard_per_token": len(splits) / max(tokens, 1), "splits": len(splits),
+            "early_split_share": round(sum(at < EARLY_TOKENS for at in splits) / total, 6),
+            "first_split_index": points and dict(zip(("p10", "p50", "p90"), points, strict=True))}
+
+
+def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str, candidate: str,
+           lossy: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Equivalence of two arms from answers by (arm, block, prompt).
+
+    Base against base uses neighbouring blocks of the baseline; base against candidate the blocks of the same rank.
+    `lossy` holds switches that make speculation lossy by configuration. State: `equivalent`, `equivalent-up-to-ties`
+    (needs the tie test), `different`, `lossy-by-config`, `not-checked`.
+    """
+    blocks = {arm: sorted({block for name, block, _ in answers if name == arm}) for arm in (baseline, candidate)}
+
+    def both(left: tuple[str, int], right: tuple[str, int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        return [(ids, answers[(*right, prompt)]) for (arm, block, prompt), ids in answers.items()
+                if (arm, block) == left and (*right, prompt) in answers]
+
+    reference = compare(itertools.chain.from_iterable(
+        both((baseline, one), (baseline, other)) for one, other in itertools.pairwise(blocks[baseline])))
+    against = compare(itertools.chain.from_iterable(
+        both((baseline, one), (candidate, other))
+        for one, other in zip(blocks[baseline], blocks[candidate], strict=False)))
+    alarms = []
+    if against:
+        floor = reference["hazard_per_token"] if reference else 0.0
+        if against["hazard_per_token"] > max(HAZARD_FACTOR * floor, HAZARD_LIMIT):
+            alarms.append(f"answers split {against['hazard_per_token']:.1e} times per token, "
+                          f"two baseline starts {floor:.1e}")
+        if against["early_split_share"] > EARLY_SHARE + (reference["early_split_share"] if reference else 0.0):
+            alarms.append(f"{against['early_split_share']:.0%} of the answers split within {EARLY_TOKENS} tokens")
+    if against is None:
+        state = "not-checked"
+    elif lossy:
+        state = "lossy-by-config"
+    elif alarms:
+        state = "different"
+    elif against["splits"] == 0:
+        state = "equivalent"
+    else:
+        state = "equivalent-within-noise"
+    return {"state": state, "lossy_flags": dict(lossy or {}), "aa": reference, "ab": against, "alarms": alarms,
+            "ties": None, "task": None}
