@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from entrypoints import faults, gpu, processes
+from entrypoints.errors import BadConfig, Busy, Diagnosis, Problem, ServerDied, Terminated
+from entrypoints.logfile import LogFile, tail
+from entrypoints.processes import Process
+
+#: SGLang names its processes; those it cannot live without begin so (Linux keeps 15 characters)
+REQUIRED_PREFIX = "sglang::"
+#: how long the log may go on talking after a death before we judge
+_LAST_WORDS = 1.0
+#: grace when the container itself is being stopped: docker gives 10 s in all by default
+_HURRIED_GRACE = 4.0
+_AFTER_KILL = 15.0
+_PORTS = range(20000, 32000)  # below Linux's ephemeral range, so no client of ours takes one by chance
 
 
 @dataclass(frozen=True)
@@ -21,41 +46,209 @@ class Launch:
 
 @dataclass(frozen=True)
 class StopReport:
-    """How a server went. `clean` when nothing is left: `survivors` are (pid, name), `busy_ports` still listen."""
+    """How a server went. `clean` when nothing is left: `survivors` are (pid, name), `busy_ports` still listen.
+
+    `gpu_held_bytes` is memory above what was in use before the start, per GPU; empty without NVML.
+    """
 
     seconds: float
     signals: tuple[str, ...]
     exit_code: int | None
     survivors: tuple[tuple[int, str], ...] = ()
     busy_ports: tuple[int, ...] = ()
+    gpu_held_bytes: tuple[int, ...] = ()
+
+    @property
+    def gpu_released(self) -> bool:
+        """Whether GPU memory is back to what it was before the start, within `gpu.TOLERANCE`."""
+        return all(held <= gpu.TOLERANCE for held in self.gpu_held_bytes)
 
     @property
     def clean(self) -> bool:
-        """Whether no process and no listener is left."""
-        return not self.survivors and not self.busy_ports
+        """Whether no process, no listener and no GPU memory is left."""
+        return not self.survivors and not self.busy_ports and self.gpu_released
+
+    def require_clean(self) -> None:
+        """Raise `Busy` naming all that is left."""
+        problems = [Problem(what="a process of the stopped server is left", found=f"{name} (pid {pid})",
+                            todo="its state is probably uninterruptible (GPU driver): restart the container")
+                    for pid, name in self.survivors]
+        problems += [Problem(what=f"port {port} of the stopped server is still held", found=processes.holder(port))
+                     for port in self.busy_ports]
+        problems += [Problem(what="GPU memory not released", where=f"GPU {index}", found=f"{held / 2**30:.1f} GiB held",
+                             expected="what was in use before the start",
+                             todo="nvidia-smi names who holds it; only own processes were stopped")
+                     for index, held in enumerate(self.gpu_held_bytes) if held > gpu.TOLERANCE]
+        if problems:
+            raise Busy(problems)
 
 
 class Server:
-    """A supervised server. Use as a context manager: leaving stops the whole tree."""
+    """A supervised server. Use as a context manager: leaving stops the whole tree.
 
-    pid: int
-    base_url: str
+    `version` is SGLang's, for the table of known failures; `memory` reads used bytes per GPU.
+    """
 
-    def __init__(self, launch: Launch, *, grace: float = 30.0) -> None:
+    def __init__(self, launch: Launch, *, grace: float = 30.0, version: str = "",
+                 memory: Callable[[], Sequence[int]] = gpu.used_memory, gpu_patience: float = 60.0) -> None:
         self.launch = launch
         self.grace = grace
+        self.version = version
+        self.log = LogFile(launch.log)
+        self.base_url = f"http://127.0.0.1:{launch.port}"
+        self.started = 0.0
+        self._memory = memory
+        self._gpu_patience = gpu_patience
+        self._gpu_before: Sequence[int] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._root: Process | None = None
+        self._family: dict[int, Process] = {}
+        self._ever: dict[tuple[int, int], Process] = {}
+        self._required: dict[int, Process] = {}
+        self._segments: set[int] = set()
+        self._fds: dict[int, int] = {}
+        self._poll = select.poll()
+        self._settled = False
+        self._next_look = 0.0
+        self._oom_before = 0
+        self._temporary: Path | None = None
+        self._death: ServerDied | None = None
+        self._report: StopReport | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server's first process, which leads its session."""
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status of the first process, negative for a signal; None while it lives."""
+        return self._process.poll() if self._process else None
 
     def start(self) -> None:
         """Start in a session of its own. Raises `Busy` when the port is taken, `BadConfig` when argv cannot run."""
-        raise NotImplementedError
+        if who := processes.holder(self.launch.port):
+            raise Busy(Problem(what=f"port {self.launch.port} is taken", found=who, expected="a free port",
+                               todo="nothing of a foreign process is ever stopped: end it, or name another port"))
+        processes.adopt_orphans()
+        self._oom_before = processes.oom_kills()
+        self._gpu_before = tuple(self._memory())
+        environment = dict(self.launch.env)
+        # SGLang leaves socket files behind in the temporary folder: give each start its own
+        self._temporary = Path(tempfile.mkdtemp(prefix="server-", dir=environment.get("TMPDIR") or None))
+        environment["TMPDIR"] = str(self._temporary)
+        self.launch.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.launch.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self.launch.argv, env=environment, cwd=self.launch.cwd, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True)
+        except OSError as error:
+            self._forget_temporary()
+            raise BadConfig(Problem(what="the server's command cannot be run", where=self.launch.argv[0],
+                                    found=error.strerror or str(error), expected="an executable",
+                                    todo="image.json's `python` names the interpreter")) from error
+        self.started = time.monotonic()
+        self._root = processes.read(self._process.pid)
+        self._watch(self._process.pid)
 
     def check(self) -> None:
-        """Raise `ServerDied` with a diagnosis when any process that the server needs is gone; cheap."""
-        raise NotImplementedError
+        """Raise `ServerDied` with a diagnosis when any process that the server needs is gone; cheap.
 
-    def stop(self) -> StopReport:
-        """TERM, grace, KILL of own descendants only; idempotent; never raises for a dead server."""
-        raise NotImplementedError
+        A fatal log line counts as death: SGLang may linger for a minute after it, answering nothing.
+        """
+        if self._death:
+            raise self._death
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        if not self._settled and time.monotonic() >= self._next_look:
+            self.look()
+        gone = tuple(f"{self._required[pid].name} (pid {pid})" if pid in self._required else f"server (pid {pid})"
+                     for pid in (self._fds[fd] for fd, _ in self._poll.poll(0)))
+        fatal = [line for line in self.log.new_lines()
+                 if (hit := faults.match(line, faults.load(), self.version)) and hit.fault.fatal]
+        if gone or fatal:
+            self._death = ServerDied(self._last_words(gone))
+            raise self._death
+
+    def settle(self) -> None:
+        """The server is ready: its processes are known from here on, and `check` no longer looks for new ones."""
+        self.look()
+        self._settled = True
+
+    def look(self) -> Sequence[Process]:
+        """Read the process table anew: the living members of the tree."""
+        if self._root is None:
+            return ()
+        self._family = processes.family(self._root, self._ever.values(), processes.everyone())
+        for one in self._family.values():
+            self._ever.setdefault((one.pid, one.start), one)
+            if one.name.startswith(REQUIRED_PREFIX) and one.pid not in self._required and one.pid != self._root.pid:
+                self._required[one.pid] = one
+                self._watch(one.pid)
+        living = [one for one in self._family.values() if one.alive]
+        self._segments |= processes.shared_memory(one.pid for one in living)
+        self._next_look = time.monotonic() + 0.5
+        return living
+
+    @property
+    def processes_seen(self) -> int:
+        """How many different processes the tree had so far: compilers come and go."""
+        return len(self._ever)
+
+    def diagnose(self, cause: str = "", remedy: str = "", fault: str = "") -> Diagnosis:
+        """What is known now. A known failure in the log comes first, then the kernel's memory killer, then `cause`
+        as given, then the log's first exception, then the exit status.
+        """
+        lines = self.log.everything()
+        log = faults.explain(lines, faults.load(), self.version)
+        kills = max(0, processes.oom_kills() - self._oom_before)
+        code = self.exit_code
+        if log.known:
+            verdict = (log.cause, log.remedy, log.fault)
+        elif kills:
+            verdict = _OUT_OF_MEMORY
+        elif cause:
+            verdict = (cause, remedy, fault)
+        elif log.cause:
+            verdict = (log.cause, log.remedy, log.fault)
+        else:
+            verdict = _by_status(code)
+        return Diagnosis(cause=verdict[0], remedy=verdict[1] or _READ_LOG, fault=verdict[2], evidence=log.evidence,
+                         exit_code=code, oom_kills=kills, tail=tail(lines), log=str(self.launch.log))
+
+    def stop(self, grace: float | None = None) -> StopReport:
+        """TERM to the first process, grace, KILL of own descendants only; then wait for ports and GPU memory.
+
+        Idempotent; never raises for a dead server. When interrupted, it kills at once and passes the interruption on.
+        """
+        if self._report or self._process is None:
+            return self._report or StopReport(0.0, (), None)
+        begin = time.monotonic()
+        ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
+        signals: list[str] = []
+        try:
+            self._end_tree(self.grace if grace is None else grace, signals)
+        except BaseException:
+            self._kill_tree(signals)
+            raise
+        finally:
+            for descriptor in self._fds:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            self._fds, self._poll = {}, select.poll()
+            self._forget_temporary()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        survivors = tuple((one.pid, one.name) for one in self.look())
+        if not survivors:
+            processes.remove_segments(self._segments)
+        self._report = StopReport(
+            seconds=time.monotonic() - begin, signals=tuple(signals), exit_code=self.exit_code, survivors=survivors,
+            busy_ports=tuple(sorted(ports & set(processes.listeners()))), gpu_held_bytes=self._wait_for_gpu())
+        return self._report
 
     def __enter__(self) -> Server:
         self.start()
@@ -63,9 +256,120 @@ class Server:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self.stop()
+        hurried = kind is not None and issubclass(kind, Terminated | KeyboardInterrupt)
+        self.stop(min(self.grace, _HURRIED_GRACE) if hurried else None)
+
+    def _watch(self, pid: int) -> None:
+        """A pidfd turns readable when its process ends, zombie or not, and never means another process."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            descriptor = os.open(os.devnull, os.O_RDONLY)  # gone already: always readable
+        self._fds[descriptor] = pid
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _last_words(self, gone: tuple[str, ...]) -> Diagnosis:
+        """Let the log finish (a traceback follows the line that told us), then judge."""
+        end = time.monotonic() + _LAST_WORDS
+        quiet = time.monotonic() + 0.25
+        while time.monotonic() < min(end, quiet):
+            if self.log.new_lines():
+                quiet = time.monotonic() + 0.25
+            time.sleep(0.02)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its status, when it is going anyway
+                self._process.wait(0.1)
+        diagnosis = self.diagnose()
+        if gone and self.exit_code is None and not diagnosis.evidence and not diagnosis.oom_kills:
+            diagnosis = self.diagnose(f"a process that the server needs is gone: {', '.join(gone)}",
+                                      "somebody killed it: look at dmesg and at the container's memory limit",
+                                      "process-gone")
+        return dataclasses.replace(diagnosis, missing=gone)
+
+    def _end_tree(self, grace: float, signals: list[str]) -> None:
+        """TERM, then KILL what is left after the grace time."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+                signals.append("TERM")
+        end = time.monotonic() + grace
+        while time.monotonic() < end:
+            if not self._living():
+                return
+            if self._death and self.exit_code is None:
+                break  # it is dying of itself and would take a minute over it
+            time.sleep(0.05)
+        self._kill_tree(signals)
+
+    def _kill_tree(self, signals: list[str]) -> None:
+        end = time.monotonic() + _AFTER_KILL
+        while (living := self._living()) and time.monotonic() < end:
+            for one in living:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, signal.SIGKILL)
+            if "KILL" not in signals:
+                signals.append("KILL")
+            time.sleep(0.05)
+
+    def _living(self) -> Sequence[Process]:
+        """Members that live; those that ended are reaped when they have become our children."""
+        living = self.look()
+        if self._process is not None:
+            self._process.poll()
+            mine = os.getpid()
+            processes.reap(pid for pid, one in self._family.items()
+                           if not one.alive and one.parent == mine and pid != self._process.pid)
+        return living
+
+    def _wait_for_gpu(self) -> tuple[int, ...]:
+        """Bytes still held per GPU after waiting for them; drivers take seconds to give memory back."""
+        if not self._gpu_before:
+            return ()
+        end = time.monotonic() + self._gpu_patience
+        while True:
+            held = tuple(max(0, now - before)
+                         for now, before in zip(self._memory(), self._gpu_before, strict=False))
+            if all(one <= gpu.TOLERANCE for one in held) or time.monotonic() >= end:
+                return held
+            time.sleep(0.5)
+
+    def _forget_temporary(self) -> None:
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+_READ_LOG = "read the log; if it names no cause, start the same command by hand: `entrypoint plan` prints it"
+_OUT_OF_MEMORY = ("the kernel killed it: the container's memory limit was reached",
+                  "give the container more memory (`docker run --memory`), or load with fewer processes",
+                  "container-out-of-memory")
+
+
+def _by_status(code: int | None) -> tuple[str, str, str]:
+    """(cause, remedy, name) from an exit status alone."""
+    if code is None:
+        return "no cause found", "", ""
+    if code == 0:
+        return ("it ended with status 0, as SGLang also does after a crash", "read the log from the first error on",
+                "exit-0")
+    number = -code if code < 0 else code - 128
+    if number in {int(one) for one in signal.Signals}:
+        name = signal.Signals(number).name
+        if name == "SIGKILL":
+            return ("killed (SIGKILL); the container's out-of-memory counter did not rise",
+                    "SGLang kills itself after a scheduler died: read the log; or somebody outside killed it",
+                    "killed")
+        return f"ended by signal {name}", "", name.lower()
+    return f"ended with status {code}", "", "exit-status"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, and neither on the ones that SGLang derives from it."""
-    raise NotImplementedError
+    """A port that nobody listens on and that can be bound now."""
+    taken = set(processes.listeners())
+    for port in random.sample(_PORTS, 200):  # chance, so that two runners rarely pick the same
+        if port in taken:
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one, contextlib.suppress(OSError):
+            one.bind((host, port))
+            return port
+    raise Busy(Problem(what="no free port", where=f"{host}:{_PORTS.start}-{_PORTS.stop - 1}", expected="a free one",
+                       todo="stop what holds them"))
