@@ -1,12 +1,38 @@
-"""When a server really serves: live child, own listener, health, the right model and arguments, one real completion."""
+"""When a server really serves: live child, own listener, health, the right model and arguments, one real completion.
+
+No single sign is enough: the port opens before the weights answer, `/model_info` is 200 while the warm-up runs, a
+left-over server answers in place of a new one, and `/health` does not look at the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+from entrypoints import probe, processes
+from entrypoints.errors import NotReady
+from entrypoints.probe import NoAnswer
 from entrypoints.supervise import Server
+
+#: tokens of the completion that proves readiness, and how many of them must come
+PROBE_TOKENS, MINIMUM_TOKENS = 32, 16
+#: share of different neighbouring pairs below which text counts as one thing repeated
+MINIMUM_VARIETY = 0.2
+PROBE_TEXT = "The capital city of France is"
+#: how long a healthy server may give wrong answers before we stop asking
+PATIENCE = 60.0
+#: less reading than this, or less growth, is waiting and not loading
+LOAD_BYTES, GROWTH_BYTES = 4 * 2**20, 32 * 2**20
+_PAUSE = 0.1
+#: our own questions show in the server's log: no progress of its own
+_OUR_QUESTIONS = re.compile(r'"(GET|POST) /(health|ready|model_info|server_info|get_server_info|generate)\S* HTTP')
+T = TypeVar("T")
+_ELSEWHERE = re.compile(r"Uvicorn running on https?://\S+:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -28,10 +54,227 @@ class Ready:
 
 
 def wait_ready(server: Server, expect: Expect, *, stall: float, deadline: float | None = None,
-               on_progress: Callable[[str], None] = lambda _line: None) -> Ready:
+               on_progress: Callable[[str], None] = lambda _line: None, patience: float = PATIENCE) -> Ready:
     """Wait until the server serves; bounded by progress (`stall` seconds without any) and not by one wall clock.
 
-    Raises `ServerDied`, or `NotReady` for a fatal log line, a stall, a deadline or wrong answers, each with a
-    diagnosis. `on_progress` gets one short line for each step forward.
+    Raises `ServerDied`, or `NotReady` for a stall, a deadline or wrong answers, each with a diagnosis. `on_progress`
+    gets one short line for each step forward.
     """
-    raise NotImplementedError
+    watch = _Watch(server, stall, deadline, on_progress)
+    port = server.launch.port
+    listener = _until(watch, "its port opens", lambda: _own_listener(server))
+    watch.say(f"port {port} open, held by pid {listener}")
+    endpoint = _until(watch, "it reports health", lambda: _healthy(port, watch, expect.api_key))
+    watch.say(f"/{endpoint} says 200")
+
+    watch.limit = time.monotonic() + min(stall, patience)
+    info = _until(watch, "it describes itself", lambda: _server_info(port, watch, expect.api_key))
+    _require_match(server, expect, info)
+    completion = _until(watch, "it completes a prompt with sane text",
+                        lambda: _complete(port, watch, expect.api_key, stall))
+    watch.say(f"completed a prompt: {completion['tokens']} tokens")
+    server.settle()
+    server.check()
+    evidence = {"pid": server.pid, "port": port, "listener_pid": listener, "health": f"/{endpoint}",
+                "completion": completion, "steps": watch.steps,
+                "unchecked": sorted(set(expect.arguments) - set(info))}
+    return Ready(seconds=time.monotonic() - server.started, evidence=evidence, server_info=info)
+
+
+def asked(argv: Sequence[str]) -> dict[str, Any]:
+    """Flags of a server command line as `/server_info` names them: `--max-running-requests 8` -> the value "8".
+
+    A flag without value is True. Only for comparing: abbreviations and lists stay as they are written.
+    """
+    found: dict[str, Any] = {}
+    words = list(argv)
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            following = words[index + 1] if index + 1 < len(words) else "--"
+            found[name.replace("-", "_")] = value if equals else True if following.startswith("--") else following
+    return found
+
+
+def differences(wanted: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:
+    """«key: asked X, server says Y» for every key that the server reports with another value."""
+    return [f"{key}: asked {value}, server says {info[key]}" for key, value in wanted.items()
+            if key in info and not _same(value, info[key])]
+
+
+def is_sane(tokens: Sequence[object]) -> bool:
+    """Whether tokens (or words) look like text: enough of them, and not one thing over and over."""
+    if len(tokens) < MINIMUM_TOKENS:
+        return False
+    pairs = list(itertools.pairwise(tokens))
+    return len(set(pairs)) / len(pairs) >= MINIMUM_VARIETY
+
+
+class _Watch:
+    """Looks at the server while something is awaited, and knows when it last moved."""
+
+    def __init__(self, server: Server, stall: float, deadline: float | None,
+                 on_progress: Callable[[str], None]) -> None:
+        self.server = server
+        self.stall = stall
+        self.end = server.started + deadline if deadline else None
+        self.limit: float | None = None
+        self.on_progress = on_progress
+        self.awaited = self.last_trouble = ""
+        self.steps: dict[str, float] = {}
+        self._read = 0
+        self._moved = time.monotonic()
+        self._next = 0.0
+        self._activity = processes.Activity(0, 0, 0)
+        self._seen = 0
+
+    def say(self, step: str) -> None:
+        """A step was reached."""
+        self._moved = time.monotonic()
+        self.steps[step] = round(self._moved - self.server.started, 3)
+        self.on_progress(step)
+
+    def tick(self) -> None:
+        """Raise when the server is dead, or stalled, or out of time."""
+        self.server.check()
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 0.5
+            if self._moving():
+                self._moved = now
+        if now - self._moved >= self.stall:
+            self.fail(f"no progress for {self.stall:g} s while waiting until {self.awaited}: no log line, nothing "
+                      f"read, no memory growth{self._last_line()}",
+                      "all-reduce over PCIe is the usual place: try NCCL_P2P_DISABLE=1, then look at IOMMU/ACS; "
+                      "a longer --stall-seconds if the machine is just slow", "stalled")
+        if self.end and now >= self.end:
+            self.fail(f"not ready before the time limit, still waiting until {self.awaited}{self._trouble()}",
+                      "a longer --ready-seconds, or 0 for no limit as long as it moves", "start-deadline")
+        if self.limit and now >= self.limit:
+            self.fail(f"healthy by its own word, but {self.awaited} did not happen{self._trouble()}",
+                      "see the log; the model files or a kernel are probably wrong", "wrong-answers")
+
+    def fail(self, cause: str, remedy: str, fault: str) -> NoReturn:
+        raise NotReady(self.server.diagnose(cause, remedy, fault))
+
+    def _moving(self) -> bool:
+        """Log lines of its own, bytes loaded, memory grown, or new processes (compilers)."""
+        lines, self._read = self.server.log.lines[self._read:], len(self.server.log.lines)
+        for line in lines:
+            if (found := _ELSEWHERE.search(line)) and int(found[1]) != self.server.launch.port:
+                self.fail(f"it listens on port {found[1]} instead of {self.server.launch.port}",
+                          "another process took the port first: start again", "other-port")
+        moved = any(not _OUR_QUESTIONS.search(line) for line in lines)
+        now = processes.activity([one.pid for one in self.server.members])
+        before = self._activity
+        if (moved or self.server.processes_seen != self._seen or now.io_bytes - before.io_bytes >= LOAD_BYTES
+                or now.resident_bytes - before.resident_bytes >= GROWTH_BYTES):
+            self._activity, self._seen = now, self.server.processes_seen
+            return True
+        return False
+
+    def _last_line(self) -> str:
+        lines = [line for line in self.server.log.lines if not _OUR_QUESTIONS.search(line)]
+        return f"; last line: {lines[-1]}" if lines else "; the log is empty"
+
+    def _trouble(self) -> str:
+        return f": {self.last_trouble}" if self.last_trouble else ""
+
+
+def _until(watch: _Watch, awaited: str, question: Callable[[], T | None]) -> T:
+    """Ask until there is an answer; a wrong one is remembered as the last trouble."""
+    watch.awaited = awaited
+    while True:
+        watch.tick()
+        try:
+            if (answer := question()) is not None:
+                return answer
+        except NoAnswer as trouble:
+            watch.last_trouble = str(trouble)
+        time.sleep(_PAUSE)
+
+
+def _own_listener(server: Server) -> int | None:
+    """Pid of our process that listens on the port; None while nobody does. Raises `NotReady` when it is a foreigner."""
+    port = server.launch.port
+    inodes = processes.listeners().get(port)
+    if not inodes:
+        return None
+    for one in server.look():
+        if inodes & processes.socket_inodes(one.pid):
+            return one.pid
+    raise NotReady(server.diagnose(f"port {port} is held by {processes.holder(port)}, not by the server just started",
+                                   "end that process, or use another port", "foreign-listener"))
+
+
+def _healthy(port: int, watch: _Watch, api_key: str) -> str | None:
+    """Name of the endpoint that says so: `/ready` (SGLang 0.5.20 and later) answers at once, `/health` takes 1 s."""
+    for endpoint in ("ready", "health"):
+        answer = probe.ask(port, f"/{endpoint}", api_key=api_key, while_waiting=watch.tick)
+        if answer.status == 200:
+            return endpoint
+        watch.last_trouble = f"/{endpoint} says {answer.status}"
+        if answer.status != 404:
+            return None
+    return None
+
+
+def _server_info(port: int, watch: _Watch, api_key: str) -> Mapping[str, Any]:
+    for path in ("/server_info", "/get_server_info"):
+        answer = probe.ask(port, path, api_key=api_key, while_waiting=watch.tick)
+        if answer.status == 404:
+            continue
+        info = answer.json()
+        if answer.status == 200 and isinstance(info, dict):
+            return info
+        raise NoAnswer(f"{path} says {answer.status} with {type(info).__name__}")
+    raise NoAnswer("/server_info is not there")
+
+
+def _require_match(server: Server, expect: Expect, info: Mapping[str, Any]) -> None:
+    """Raise `NotReady` with every difference between what was asked for and what answers."""
+    wrong = differences(expect.arguments, info)
+    names = (info.get("model_path"), info.get("served_model_name"))
+    if expect.model and expect.model not in names:
+        wrong.insert(0, f"model: asked {expect.model}, server says {names[0]}")
+    if wrong:
+        raise NotReady(server.diagnose(f"the server that answers is not the one asked for: {'; '.join(wrong)}",
+                                       "the server changed these arguments itself, or another server answers",
+                                       "other-server"))
+
+
+def _complete(port: int, watch: _Watch, api_key: str, silence: float) -> dict[str, Any]:
+    """One streamed greedy completion. Raises `NoAnswer` when it is cut short, an error, or no text."""
+    payload = {"text": PROBE_TEXT, "stream": True,
+               "sampling_params": {"temperature": 0.0, "max_new_tokens": PROBE_TOKENS, "ignore_eos": True}}
+    begin = time.monotonic()
+    events, last, done = 0, {}, False
+    for data in probe.stream(port, "/generate", payload, silence=silence, api_key=api_key, while_waiting=watch.tick):
+        if data == "[DONE]":
+            done = True
+            break
+        try:
+            last = json.loads(data)
+        except ValueError:
+            raise NoAnswer(f"/generate streams something that is not JSON: {data[:60]!r}") from None
+        if "error" in last:
+            raise NoAnswer(f"/generate says {last['error']}")
+        events += 1
+    text = str(last.get("text", ""))
+    tokens = last.get("output_ids") or text.split()
+    count = (last.get("meta_info") or {}).get("completion_tokens", len(tokens))
+    if not done or count < MINIMUM_TOKENS:
+        raise NoAnswer(f"/generate ended after {count} tokens, {'complete' if done else 'cut off'}")
+    if not is_sane(tokens):
+        raise NoAnswer(f"/generate gives no text but {text[:60]!r}")
+    return {"tokens": count, "events": events, "seconds": round(time.monotonic() - begin, 3), "text": text[:200]}
+
+
+def _same(asked_value: Any, reported: Any) -> bool:
+    """Whether a flag's text and a JSON value mean the same."""
+    if isinstance(asked_value, bool) or isinstance(reported, bool) or reported is None:
+        return bool(asked_value == reported)
+    try:
+        return float(asked_value) == float(reported)
+    except (TypeError, ValueError):
+        return str(asked_value) == str(reported)

@@ -194,6 +194,11 @@ class Server:
         return living
 
     @property
+    def members(self) -> Sequence[Process]:
+        """Living members at the last look."""
+        return [one for one in self._family.values() if one.alive]
+
+    @property
     def processes_seen(self) -> int:
         """How many different processes the tree had so far: compilers come and go."""
         return len(self._ever)
