@@ -95,8 +95,8 @@ def test_an_object_cut_off_by_the_end_is_text() -> None:
 
 
 def test_malformed_parts_of_a_status_are_passed_over() -> None:
-    data = status(vertexes=[{"digest": "d", "name": "n", "started": "yesterday", "completed": 5}], logs=[{"data": "abc"}],
-                  statuses=[{"vertex": "d", "id": "x"}], warnings=[{"short": 3}])
+    data = status(vertexes=[{"digest": "d", "name": "n", "started": "yesterday", "completed": 5}],
+                  logs=[{"data": "abc"}], statuses=[{"vertex": "d", "id": "x"}], warnings=[{"short": 3}])
     data += b'{"vertexes": null, "logs": [1, {"vertex": "d", "data": 7}]}\n'
     assert decode(data) == [Vertex("d", "n"), Transfer("d", "x", 0), Log("", 1, b""), Warned(""), Log("d", 1, b"")]
 
