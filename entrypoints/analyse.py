@@ -26,7 +26,6 @@ POWER = 0.80
 DEAD_DRAFT, WEAK_DRAFT = 1.02, 1.10
 LENGTH_LIMIT = 0.10
 OUTLIER = 5 * 1.4826
-LAG_SHARE = 0.10
 GARBAGE_SHARE = 0.05
 #: sign-flip over more pairs than this is sampled instead of enumerated
 EXACT_PAIRS = 16
@@ -357,8 +356,9 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     errors = [row for row in rows if row["error"]]
     if errors:
         causes.append(f"{len(errors)} of {len(rows)} requests failed, first: {errors[0]['error']}")
+    repeated = {block["slot"] for block in blocks if block["validity"]["ok"]}
     for block in blocks:
-        if not block["validity"]["ok"] and block.get("replaced_by") is None:
+        if not block["validity"]["ok"] and block["slot"] not in repeated:
             causes.append(f"block {block['index']} ({block['arm']}): {'; '.join(block['validity']['causes'])}")
     good = [row for row in rows if measurable(row)]
     arms = [arm["name"] for arm in plan["arms"]]
@@ -409,7 +409,6 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     rows = [row for row in requests if row["block"] in usable]
     kept = [row for row in rows if measurable(row)]
     names = [arm["name"] for arm in plan["arms"]]
-    at = sorted({block["pair"] for block in blocks if block["index"] in usable})
     alpha = plan["alpha_per_look"]
     table: list[dict[str, Any]] = []
     first = plan["primary_endpoint"]["candidate"]
@@ -423,8 +422,7 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     _secondary([one for one in table[1:] if one["candidate"] not in controls], plan["margin"], alpha)
     primary = table[0] if table else {"verdict": "inconclusive", "ratio": None}
     same = _equivalence(rows, (names[0], first), plan, lossy)
-    causes, notes = gates(plan, [block for block in blocks if block["pair"] in at or not block["validity"]["ok"]],
-                          rows, evidence=evidence, same=same, arms_diff=arms_diff or {})
+    causes, notes = gates(plan, blocks, rows, evidence=evidence, same=same, arms_diff=arms_diff or {})
     noise = _noise(table, controls)
     if noise["significant"]:
         causes.append(f"the control arm differs from the baseline by {noise['aa_ratio']:.3f}: this machine is not "

@@ -128,7 +128,7 @@ def _prompt(row: object, number: str) -> Prompt:
     return Prompt(name, stratum, tuple(messages))
 
 
-def order(pack: Pack, seed: int) -> tuple[Prompt, ...]:
+def order(pack: Pack, seed: int | Sequence[int]) -> tuple[Prompt, ...]:
     """The measured prompts shuffled by a seed."""
     index = np.random.default_rng(seed).permutation(len(pack.measured))
     return tuple(pack.measured[int(position)] for position in index)

@@ -1,0 +1,285 @@
+"""One block: a server start with its warm-up and its measured passes.
+
+What spoils a block is recorded as a cause (never a speed); what ends the run is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from entrypoints import analyse, client, prompts
+from entrypoints.command import CACHES
+from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
+from entrypoints.plan import Arm, resolved
+from entrypoints.readiness import Expect, wait_ready
+from entrypoints.supervise import Launch, Server
+
+FLUSH_TRIES = 8
+FLUSH_PAUSE = 0.25
+#: the compiled-kernel caches that must not grow while measuring
+JIT_CACHES = tuple(name for name in CACHES if name not in {"XDG_CACHE_HOME", "CUDA_CACHE_PATH"})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a block needs to know; `index` counts server starts, `slot` is the place in the plan's order."""
+
+    index: int
+    slot: int
+    pair: int
+    arm: Arm
+    launch: Launch
+    expect: Expect
+    plan: Mapping[str, Any]
+    pack: prompts.Pack
+    origin: float
+    stall: float
+    ready_seconds: float | None
+    grace: float
+    api_key: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of a block: its record, the resolved arguments, the rendered prompts, and what ended it early."""
+
+    record: dict[str, Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+    rendered_sha256: str = ""
+    fatal: Unusable | None = None
+
+
+Save = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]
+
+
+def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None],
+        between: Callable[[], None] = lambda: None) -> Outcome:
+    """Start, warm up, measure, stop. `save` takes each request's record, `on_ready` may refuse the server by raising.
+
+    `between` is called before each pass and may raise (a deadline). A `ServerFault` does not leave this function: it
+    is in the outcome, with what was measured before. The server is stopped in every case.
+    """
+    record: dict[str, Any] = {
+        "index": task.index, "slot": task.slot, "pair": task.pair, "arm": task.arm.name, "port": task.launch.port,
+        "pids": [], "t_start": round(time.perf_counter() - task.origin, 3), "t_ready_s": None, "ready_evidence": {},
+        "warmup": None, "flush": [], "passes": [], "stop": None, "validity": {"ok": False, "causes": []}}
+    outcome = Outcome(record)
+    causes: list[str] = record["validity"]["causes"]
+    version = str(task.plan["image"]["packages"].get("sglang", ""))
+    server = Server(task.launch, grace=task.grace, version=version)
+    try:
+        server.start()
+        record["pids"] = [server.pid]
+        ready = wait_ready(server, task.expect, stall=task.stall, deadline=task.ready_seconds, on_progress=say)
+        record["t_ready_s"] = round(ready.seconds, 3)
+        record["ready_evidence"] = dict(ready.evidence)
+        outcome.server_info = ready.server_info
+        outcome.arguments = resolved(ready.server_info)
+        _Measuring(task, server, outcome, save, say).all(on_ready, between)
+    except Unusable as error:
+        outcome.fatal = error
+        causes.append(str(error.problems[0].found or error.problems[0].what).splitlines()[0])
+        if isinstance(error, ServerFault):
+            record["diagnosis"] = error.diagnosis.as_dict()
+    finally:
+        report = server.stop()
+        record["stop"] = {"seconds": round(report.seconds, 3), "signals": list(report.signals),
+                          "clean": report.clean, "ports_free": not report.busy_ports,
+                          "survivors": [list(one) for one in report.survivors],
+                          "gpu_memory_released": report.gpu_released}
+        record["t_end"] = round(time.perf_counter() - task.origin, 3)
+    record["validity"]["ok"] = not causes
+    return outcome
+
+
+class _Measuring:
+    """The part of a block in which the server is up."""
+
+    def __init__(self, task: Task, server: Server, outcome: Outcome, save: Save, say: Say) -> None:
+        self.task = task
+        self.server = server
+        self.outcome = outcome
+        self.record = outcome.record
+        self.causes: list[str] = outcome.record["validity"]["causes"]
+        self.save = save
+        self.say = say
+        self.host, self.port = "127.0.0.1", task.launch.port
+
+    def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
+        plan, task = self.task.plan, self.task
+        rendered = asyncio.run(prompts.render(self.host, self.port, (*task.pack.measured, *task.pack.warmup),
+                                              api_key=task.api_key))
+        self.outcome.rendered_sha256 = prompts.rendered_digest(rendered)
+        on_ready(self.outcome)
+        shared = prompts.shared_prefix({one.id: rendered[one.id] for one in task.pack.measured})
+        self._warm_up(rendered)
+        compiled = self._compiled()
+        order = prompts.order(task.pack, (plan["order_seed"], task.pair))
+        jobs = [client.Job(one.id, one.stratum, rendered[one.id], plan["max_tokens"]) for one in order]
+        for number in range(plan["passes"]):
+            for point in plan["load_points"]:
+                between()
+                self._pass(number, point, jobs, shared)
+        grown = self._compiled() - compiled
+        self.record["warmup"]["jit_files_while_measuring"] = len(grown)
+        if grown:
+            self.causes.append(f"{len(grown)} kernels were compiled while measuring, first {min(grown)}")
+        self.record["server_info_after"] = self._thresholds()
+
+    def _generate(self, jobs: Sequence[client.Job], concurrency: int) -> client.Load:
+        try:
+            return asyncio.run(client.generate(self.host, self.port, jobs, concurrency=concurrency,
+                                               stall=self.task.stall, api_key=self.task.api_key,
+                                               watch=self.server.check))
+        except client.StalledError as error:
+            self.server.check()  # a dead server explains the silence better
+            raise NotReady(Diagnosis(
+                cause=f"the server hangs: {error}", log=str(self.task.launch.log),
+                remedy="see the end of its log; a shorter --stall-seconds notices sooner")) from error
+
+    def _warm_up(self, rendered: Mapping[str, Sequence[int]]) -> None:
+        """The same prompts again and again until the rate is steady and nothing is compiled any more."""
+        plan, began = self.task.plan["warmup"], time.perf_counter()
+        windows: list[dict[str, Any]] = []
+        before = first = self._compiled()
+        stable = True
+        for point in self.task.plan["load_points"]:
+            size = max(plan["window"], 2 * point)
+            names = [self.task.pack.warmup[place % len(self.task.pack.warmup)] for place in range(size)]
+            jobs = [client.Job(one.id, one.stratum, rendered[one.id], plan["max_tokens"]) for one in names]
+            rates: list[float] = []
+            new_files: list[int] = []
+            for number in range(plan["max_windows"]):
+                load = self._generate(jobs, point)
+                rows = [client.record(job, raw, self.task.origin) for job, raw in load.raws]
+                good = [row for row in rows if analyse.measurable(row)]
+                if not good:
+                    self._check_requests(rows)
+                    why = rows[0]["error"] or "answers of one token"
+                    raise NotReady(Diagnosis(cause=f"the warm-up brought nothing to time: {why}",
+                                             remedy="see the server's log", log=str(self.task.launch.log)))
+                now = self._compiled()
+                rates.append(_window_rate(good))
+                new_files.append(len(now - before))
+                before = now
+                windows.append({"concurrency": point, "tok_s": round(rates[-1], 3), "new_files": new_files[-1]})
+                self.say(f"warm-up {number + 1}: {rates[-1]:.1f} tok/s")
+                if _steady(rates, new_files, plan):
+                    break
+            else:
+                stable = False
+                self.causes.append(f"not steady after {len(rates)} warm-up windows at concurrency {point}: "
+                                   f"last {', '.join(f'{one:.1f}' for one in rates[-plan['agree']:])} tok/s")
+        self.record["warmup"] = {"windows": windows, "stable": stable,
+                                 "seconds": round(time.perf_counter() - began, 3),
+                                 "jit_files_new": len(before - first), "jit_files_while_measuring": 0}
+
+    def _pass(self, number: int, point: int, jobs: Sequence[client.Job], shared: Mapping[str, int]) -> None:
+        flush = asyncio.run(_flush(self.host, self.port, self.task.api_key))
+        self.record["flush"].append(flush)
+        if not flush["ok"]:
+            self.causes.append(f"cache not flushed before pass {number}: HTTP {flush['status']}")
+        self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
+        load = self._generate(jobs, point)
+        rows = [client.record(job, raw, self.task.origin) for job, raw in load.raws]
+        for row in rows:
+            self.save({"block": self.task.index, "pair": self.task.pair, "arm": self.task.arm.name, "pass": number,
+                       "concurrency": point, **row})
+        hits = [row for row in rows if (row["cached_tokens"] or 0) > shared[row["prompt_id"]]]
+        if hits:
+            self.causes.append(f"{len(hits)} requests of pass {number} hit the prefix cache, first "
+                               f"{hits[0]['prompt_id']} with {hits[0]['cached_tokens']} cached tokens")
+        gap = _median_gap(rows)
+        lag = load.lag_p99_ms()
+        if gap is not None and lag is not None and lag > max(1.0, self.task.plan["client"]["lag_share"] * gap):
+            self.causes.append(f"the client itself was late: lag of its loop p99 {lag:.1f} ms, "
+                               f"a chunk every {gap:.1f} ms")
+        self.record["passes"].append({
+            "pass": number, "load_point": point, "duration_s": round(load.seconds, 3),
+            "errors": sum(bool(row["error"]) for row in rows), "cache_hits": len(hits),
+            "cached_tokens_max": max((row["cached_tokens"] or 0 for row in rows), default=0),
+            "client": {"loop_lag_p99_ms": lag, "cpu_seconds": round(load.cpu_seconds, 3),
+                       "queue_ms_p99": analyse.quantiles([1e3 * (row["t_send"] - row["t_queue"]) for row in rows
+                                                          if row["t_send"] is not None], (99,), 3)["p99"]}})
+
+    def _check_requests(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if any(row["error"] for row in rows):
+            self.server.check()
+
+    def _compiled(self) -> frozenset[str]:
+        return frozenset(found for name in JIT_CACHES
+                         for found in _files(Path(self.task.launch.env.get(name, "/nonexistent"))))
+
+    def _thresholds(self) -> dict[str, Any]:
+        """Acceptance thresholds after the measurement: they can be changed while a server runs."""
+        try:
+            response = asyncio.run(client.call(self.host, self.port, "GET", "/server_info", stall=self.task.stall,
+                                               api_key=self.task.api_key))
+            table = json.loads(response.text)
+        except (ValueError, client.StalledError):
+            return {}
+        state = (table.get("internal_states") or [{}])[0]
+        names = [name for name in state if name.startswith("speculative_accept_threshold")]
+        return {"avg_spec_accept_length": state.get("avg_spec_accept_length"), **{name: state[name] for name in names}}
+
+
+def _files(folder: Path) -> list[str]:
+    """All files below a folder; one that vanishes while we look is no concern."""
+    return [f"{root}/{name}" for root, _, names in os.walk(folder) for name in names]
+
+
+def _window_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Tokens after the first chunks over the time after the first chunks, all requests of a window together."""
+    tokens = sum(row["n_tokens_server"] - row["n_first_chunk"] for row in rows)
+    return float(tokens / sum(row["t_last"] - row["t_first"] for row in rows))
+
+
+def _steady(rates: Sequence[float], new_files: Sequence[int], plan: Mapping[str, Any]) -> bool:
+    last = rates[-plan["agree"]:]
+    return (len(rates) >= plan["min_windows"] and max(last) / min(last) <= 1 + plan["tolerance"]
+            and not any(new_files[-2:]))
+
+
+def _median_gap(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Median time between chunks in ms."""
+    gaps = [1e3 * float(np.median(np.diff([moment for moment, _ in row["chunks"]])))
+            for row in rows if len(row["chunks"]) > 1]
+    return float(np.median(gaps)) if gaps else None
+
+
+async def _flush(host: str, port: int, api_key: str) -> dict[str, Any]:
+    """Empty the prefix cache and check that it was done: the server answers 400 while a request is pending."""
+    status: int | None = None
+    message = ""
+    for attempt in range(1, FLUSH_TRIES + 1):
+        try:
+            response = await client.call(host, port, "POST", "/flush_cache", api_key=api_key)
+            status, message = response.status, response.text.splitlines()[0] if response.text else ""
+        except (ValueError, client.StalledError) as error:
+            status, message = None, str(error)
+        if status == 200:
+            break
+        if status in {401, 403, 404, 405}:  # waiting does not help
+            break
+        await asyncio.sleep(FLUSH_PAUSE * attempt)
+    return {"status": status, "ok": status == 200, "attempts": attempt, "message": message}
+
+
+def unclean(outcome: Outcome) -> Problem | None:
+    """What the next server start would suffer from, or None."""
+    stop = outcome.record["stop"]
+    if stop["clean"]:
+        return None
+    return Problem(what=f"the server of block {outcome.record['index']} did not go away", found=json.dumps(stop),
+                   expected="no process, port or GPU memory left", todo="end what is left and run again with --resume")

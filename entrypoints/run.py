@@ -1,0 +1,366 @@
+"""`benchmark` and `analyze`: plan, server starts, records, analysis, report; what was measured is never lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from entrypoints import health, measure, plan, prompts, records, report, result, telemetry
+from entrypoints.command import server_environment
+from entrypoints.errors import (
+    VERDICT_CODES,
+    BadConfig,
+    Busy,
+    Deadline,
+    EntrypointError,
+    InputMissing,
+    Invalid,
+    Problem,
+    Terminated,
+)
+from entrypoints.image import Image
+from entrypoints.readiness import Expect, asked
+from entrypoints.settings import Settings
+from entrypoints.supervise import Launch, free_port
+
+#: blocks that may be measured again for a cause, in a whole run
+RERUNS = 2
+#: before anything is known: seconds of a start and tokens per second of one stream
+ASSUMED_START, ASSUMED_RATE = 120.0, 60.0
+BEAT = 2.0
+SETTLED = frozenset({"win", "loss", "equivalent"})
+
+
+def benchmark(image: Image, settings: Settings, *, environ: Mapping[str, str] = os.environ,
+              out: TextIO | None = None, err: TextIO | None = None) -> int:
+    """Run or resume a benchmark; the exit code says the verdict. The report goes to `out`, progress to `err`.
+
+    Raises the errors of `errors`; `Terminated` passes through after the servers are gone and the files are written.
+    """
+    runner = Runner(image, settings, environ, err or sys.stderr)
+    runner.go()
+    return _finish(runner.folder, settings, out or sys.stdout)
+
+
+def analyze(folder: Path, settings: Settings, *, out: TextIO | None = None) -> int:
+    """Compute verdict and report again from the raw files of a run."""
+    return _finish(folder, settings, out or sys.stdout)
+
+
+def _finish(folder: Path, settings: Settings, out: TextIO) -> int:
+    found = publish(folder)
+    out.write(records.dump(found) if settings.json else report.markdown(found))
+    out.write("" if settings.json else f"\nFiles: {folder}\n")
+    verdict = found["verdict"]["class"]
+    return 0 if settings.exit_zero_on_valid and verdict != "invalid" else VERDICT_CODES[verdict]
+
+
+def describe(settings: Settings, image: Image) -> dict[str, Any]:
+    """The plan that `benchmark` would follow; starts and writes nothing."""
+    arms, pack = plan.arms(image, settings), _pack(settings)
+    document = plan.make(image, settings, arms, pack, run_id="not-run", created=_now())
+    document["estimate_seconds"] = round(plan.estimate(document, start_seconds=ASSUMED_START, rate=ASSUMED_RATE))
+    return document
+
+
+def render_plan(document: Mapping[str, Any]) -> str:
+    """The plan for people: command lines, what differs, order of starts, time."""
+    first, *others = document["arms"]
+    lines = []
+    for arm in document["arms"]:
+        lines += [f"arm {arm['name']}{' (control: same flags as the baseline)' if arm['control'] else ''}",
+                  f"  {' '.join(arm['argv'])}"]
+    for arm in others:
+        differ = plan.difference(plan.flags_of(first["argv"]), plan.flags_of(arm["argv"]))
+        lines += [f"difference of {arm['name']} from {first['name']}"]
+        lines += [f"  --{key}: {there if here is None else f'{here} -> {there}'}" for key, (here, there)
+                  in differ.items()] or ["  none"]
+    looks = ", ".join(map(str, document["looks"]))
+    prompts_used = document["prompts"]
+    lines += [f"order  {' '.join(name for _, _, name in document['order'])}",
+              f"looks  after {looks} pairs, level {document['alpha_per_look']} each "
+              f"({document['alpha_total']} in all), margin {100 * document['margin']:g} %",
+              f"load   {prompts_used['count']} prompts x {document['passes']} passes at concurrency "
+              f"{', '.join(map(str, document['load_points']))}, at most {document['max_tokens']} tokens",
+              f"time   at most about {_duration(document['estimate_seconds'])}, if a start takes {ASSUMED_START:.0f} s "
+              f"and a stream makes {ASSUMED_RATE:.0f} tok/s"]
+    return "\n".join(lines)
+
+
+def _pack(settings: Settings) -> prompts.Pack:
+    return prompts.load(Path(settings.prompts) if settings.prompts else None, per_stratum=settings.prompts_per_stratum)
+
+
+def publish(folder: Path) -> dict[str, Any]:
+    """Assemble the result and write result.json and report.md."""
+    found = result.assemble(folder)
+    records.write(folder / records.RESULT, records.dump(found))
+    records.write(folder / records.REPORT, report.markdown(found))
+    return found
+
+
+class Runner:
+    """One benchmark run and its folder."""
+
+    def __init__(self, image: Image, settings: Settings, environ: Mapping[str, str], err: TextIO) -> None:
+        self.image = image
+        self.environ = environ
+        self.err = err
+        self.begin = time.perf_counter()
+        self.context: dict[str, Any] = {}
+        if settings.resume:
+            self.folder = Path(settings.resume)
+            self.context = records.document(self.folder / records.CONTEXT)
+            settings = _resumed(settings, self.context)
+        self.settings = settings
+        if not settings.model:
+            raise InputMissing(Problem(what="no model", where="--model", expected="a folder or a name on the hub",
+                                       todo="--model /models/NAME, or ENTRYPOINT_MODEL"))
+        self.arms = plan.arms(image, settings)
+        self.by_name = {arm.name: arm for arm in self.arms}
+        self.pack = _pack(settings)
+        if settings.resume:
+            self.plan = self._same_plan()
+        else:
+            self.plan = self._new_plan()
+        self.pulse = _Pulse()
+
+    # ------------------------------------------------------------------ plan
+
+    def _new_plan(self) -> dict[str, Any]:
+        now = _now()
+        run_id = f"{now.replace('-', '').replace(':', '')}-{secrets.token_hex(2)}"
+        document = plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=now)
+        self.folder = records.create(Path(self.settings.results), run_id)
+        records.write(self.folder / records.PLAN, records.dump(document))
+        self.context = {
+            "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
+            "settings": [list(row) for row in self.settings.shown()], "values": _values(self.settings),
+            "machine": telemetry.describe(), "software": {"image": document["image"]}, "resolved_server_args": {},
+            "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
+            "evidence": []}
+        self._save_context()
+        return document
+
+    def _same_plan(self) -> dict[str, Any]:
+        stored = records.document(self.folder / records.PLAN)
+        again = plan.make(self.image, self.settings, self.arms, self.pack, run_id=stored["run_id"],
+                          created=stored["created_at"])
+        wrong = plan.difference(stored, again)
+        wrong.pop("sha256", None)
+        if wrong:
+            raise BadConfig(Problem(what=f"the run cannot be resumed: {', '.join(wrong)} changed",
+                                    where=str(self.folder), expected="the same image, models, prompts and flags",
+                                    todo="start a new run"))
+        records.mend(self.folder / records.BLOCKS)
+        records.mend(self.folder / records.REQUESTS)
+        self.context.update(status="running", abort_reason=None, ended_at=None)
+        return stored
+
+    def _save_context(self) -> None:
+        records.write(self.folder / records.CONTEXT, records.dump(self.context))
+
+    # ------------------------------------------------------------------- run
+
+    def go(self) -> None:
+        """Measure until the plan is fulfilled or settled. Every way out leaves a readable folder."""
+        self.say(f"run {self.plan['run_id']}, plan {self.plan['sha256'][:12]}, results in {self.folder}")
+        seconds = plan.estimate(self.plan, start_seconds=ASSUMED_START, rate=ASSUMED_RATE)
+        self.say(f"{len(self.plan['order'])} server starts at most; about {_duration(seconds)} if a start takes "
+                 f"{ASSUMED_START:.0f} s and a stream makes {ASSUMED_RATE:.0f} tok/s (better after the first start)")
+        self.pulse.start()
+        try:
+            self._measure()
+        except Terminated as stop:
+            self._end("aborted", str(stop))
+            self._try_publish()
+            raise
+        except Deadline as late:
+            self._end("aborted", str(late.problems[0].what))
+            self._try_publish()
+            raise
+        except Invalid as refusal:
+            self._end("invalid", str(refusal.problems[0].what))
+            self._try_publish()
+            raise
+        except BaseException as error:
+            self._end("aborted", f"{type(error).__name__}: {error}".splitlines()[0])
+            self._try_publish()
+            raise
+        finally:
+            self.pulse.stop()
+        self._end("complete", None)
+
+    def _measure(self) -> None:
+        done = records.lines(self.folder / records.BLOCKS)
+        valid = {block["slot"] for block in done if block["validity"]["ok"]}
+        reruns = sum(not block["validity"]["ok"] for block in done)
+        index = 1 + max((row["index"] for row in done), default=-1)
+        index = max(index, 1 + max((row["block"] for row in records.lines(self.folder / records.REQUESTS)), default=-1))
+        for slot, pair, name in self.plan["order"]:
+            while slot not in valid:
+                record, fatal = self._block(index, slot, pair, name)
+                index += 1
+                if record["validity"]["ok"]:
+                    valid.add(slot)
+                    break
+                self.say(f"block {record['index']} does not count: {'; '.join(record['validity']['causes'])}")
+                reruns += 1
+                if fatal or reruns > RERUNS:
+                    return
+            if self._settled(pair, valid):
+                return
+
+    def _block(self, index: int, slot: int, pair: int, name: str) -> tuple[dict[str, Any], bool]:
+        arm = self.by_name[name]
+        port = free_port()
+        self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
+        environment = server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))
+        launch = Launch(argv=arm.command(port), env=environment, cwd=self.folder,
+                        log=self.folder / f"server-{index:02}-{name}.log", port=port)
+        expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=asked(launch.argv))
+        task = measure.Task(
+            index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
+            origin=self.begin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
+            grace=self.settings.grace_seconds, api_key=self.settings.api_key)
+        requests = self.folder / records.REQUESTS
+        outcome = measure.run(task, save=lambda row: records.append(requests, row),
+                              say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
+                              between=self._in_time)
+        records.append(self.folder / records.BLOCKS, outcome.record)
+        if problem := measure.unclean(outcome):
+            raise Busy(problem)
+        failed = sum(one["errors"] for one in outcome.record["passes"])
+        if failed:
+            self.say(f"  {name}: {failed} requests failed")
+        return outcome.record, outcome.fatal is not None or failed > 0
+
+    def _on_ready(self, arm: plan.Arm) -> Any:
+        """Refuse a server whose resolved arguments or rendered prompts are not those of the comparison."""
+
+        def check(outcome: measure.Outcome) -> None:
+            self.say(f"  {arm.name}: ready after {outcome.record['t_ready_s']:.1f} s")
+            known = self.context["resolved_server_args"]
+            if arm.name in known and (wrong := plan.difference(known[arm.name], outcome.arguments)):
+                raise Invalid(Problem(what=f"{arm.name} resolved other arguments than at its first start",
+                                      where="/server_info", found=str(wrong), expected="the same at every start"))
+            known[arm.name] = outcome.arguments
+            self.context["software"]["server_version"] = outcome.server_info.get("version")
+            base = self.arms[0]
+            for other in self.arms[1:]:
+                if base.name in known and other.name in known:
+                    found = plan.check_resolved(base, other, known[base.name], known[other.name])
+                    for kind in ("allowed", "forbidden"):
+                        self.context["arms_diff"][kind].update(found[kind])
+                    self._save_context()
+                    if found["forbidden"]:
+                        raise plan.refuse(base, other, found["forbidden"])
+            digest = self.context["rendered_ids_sha256"]
+            if digest not in (None, outcome.rendered_sha256):
+                raise Invalid(Problem(what="the server renders the prompts to other tokens than before",
+                                      where=arm.name, found=outcome.rendered_sha256, expected=digest,
+                                      todo="the chat template must be the same in all arms"))
+            self.context["rendered_ids_sha256"] = outcome.rendered_sha256
+            self._save_context()
+
+        return check
+
+    def _in_time(self) -> None:
+        limit = self.settings.deadline_seconds
+        if limit and time.perf_counter() - self.begin > limit:
+            raise Deadline(Problem(what=f"the deadline of {limit:g} s was reached", where="benchmark",
+                                   todo="what was measured is kept; --resume DIR goes on"))
+
+    def _settled(self, pair: int, valid: set[int]) -> bool:
+        """After a whole pair: say where we are, and at a planned look whether that is enough."""
+        slots = [slot for slot, other, _ in self.plan["order"] if other == pair]
+        if not set(slots) <= valid or slots[-1] != max(slot for slot in valid if slot in slots):
+            return False
+        done = len({other for slot, other, _ in self.plan["order"] if slot in valid})
+        self._save_context()
+        found = result.assemble(self.folder)
+        first = found["comparison"][0]
+        self.say(f"after {first['pairs']} pairs: ratio {report.number(first['ratio'], 4)}, "
+                 f"interval {report.interval(first.get('ci'))}")
+        if done not in self.plan["looks"] or any(look["pairs"] == done for look in self.context["looks_taken"]):
+            return False
+        self.context["looks_taken"].append({"pairs": done, "verdict": first["verdict"], "ratio": first["ratio"],
+                                            "ci": first.get("ci"), "alpha": self.plan["alpha_per_look"]})
+        self._save_context()
+        return first["verdict"] in SETTLED
+
+    # ------------------------------------------------------------------- end
+
+    def _end(self, status: str, reason: str | None) -> None:
+        self.context.update(status=status, abort_reason=reason, ended_at=_now())
+        self._save_context()
+
+    def _try_publish(self) -> None:
+        """A partial result beside the error; nothing here may hide the error itself."""
+        try:
+            publish(self.folder)
+        except (EntrypointError, OSError, ValueError, KeyError) as error:
+            self.say(f"no partial report: {error}")
+
+    def say(self, line: str) -> None:
+        """One line of progress."""
+        passed = int(time.perf_counter() - self.begin)
+        self.err.write(f"[{passed // 60:3}:{passed % 60:02}] {line}\n")
+        self.err.flush()
+        self.pulse.phase = line
+
+
+def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
+    """The settings of the run that is resumed; only what does not change the measurement comes from now."""
+    values = dict(context.get("values") or {})
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    for name in ("resume", "api_key", "json", "exit_zero_on_valid", "stall_seconds", "ready_seconds",
+                 "deadline_seconds", "grace_seconds", "cache"):
+        values[name] = getattr(now, name)
+    known = {one.name for one in dataclasses.fields(Settings)}
+    return Settings(**{key: value for key, value in values.items() if key in known}, sources=now.sources)
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """The settings for `--resume`, without secrets."""
+    hidden = {"sources", "api_key", "resume"}
+    return {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name not in hidden}
+
+
+class _Pulse:
+    """Beats for `entrypoint health` while the main thread waits for sockets."""
+
+    def __init__(self) -> None:
+        self.phase = "starting"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(BEAT)
+        health.forget()
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            health.beat(self.phase)
+            self._over.wait(BEAT)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{max(minutes, 1)} min"
