@@ -75,6 +75,7 @@ def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: 
     """
     keyed = cache_root / image.short_key
     environment = {variable: str(keyed / folder) for variable, folder in CACHES.items()}
+    environment["PYTHONUNBUFFERED"] = "1"  # the last words of a killed process are the ones that matter
     environment["HF_HOME"] = str(cache_root / "huggingface")
     environment.update(image.profile.environment)
     environment.update({name: value for name, value in environ.items() if not name.startswith("ENTRYPOINT_")})

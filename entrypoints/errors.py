@@ -170,10 +170,10 @@ class NotReady(ServerFault):
     kind, what = "server not ready", "server does not become ready"
 
 
-class Terminated(BaseException):
+class Terminated(KeyboardInterrupt):
     """SIGTERM, SIGINT or SIGHUP reached the runner: clean up, keep what was measured, exit with 128 + signal.
 
-    No `Exception`, like KeyboardInterrupt: nothing that handles errors may swallow it.
+    A KeyboardInterrupt, because asyncio lets nothing else out of a running task at once.
     """
 
     def __init__(self, signum: int) -> None:

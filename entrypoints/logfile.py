@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 TAIL_LINES = 25
 #: one line is cut here: SGLang prints its whole configuration in one
 LINE_LIMIT = 2000
+#: lines kept from each end of a log that is passed through
+KEPT_LINES = 2000
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Timeout|Fault)\b.*")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -19,30 +25,99 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[str] = []
+        self.dropped = 0
         self._offset = 0
         self._rest = b""
 
+    def writer(self) -> IO[bytes]:
+        """Where the other process writes to; the caller closes its end after the start."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self.path.open("wb")
+
     def new_lines(self) -> Sequence[str]:
         """Complete lines since the last call; progress bars (`\\r`) count as lines."""
-        try:
-            if self.path.stat().st_size <= self._offset:
-                return ()
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return ()
-        self._offset += len(data)
-        *whole, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        *whole, self._rest = (self._rest + self._read()).replace(b"\r", b"\n").split(b"\n")
         fresh = [clean(line.decode("utf-8", "replace")) for line in whole if line.strip()]
         self.lines += fresh
         return fresh
+
+    def since(self, count: int) -> Sequence[str]:
+        """Lines after the first `count` that were ever read."""
+        return self.lines[max(0, count - self.dropped):]
+
+    @property
+    def total(self) -> int:
+        """How many lines were ever read."""
+        return self.dropped + len(self.lines)
 
     def everything(self) -> list[str]:
         """All lines so far, the unfinished last one included."""
         self.new_lines()
         rest = clean(self._rest.decode("utf-8", "replace"))
         return [*self.lines, rest] if rest.strip() else list(self.lines)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+    def _read(self) -> bytes:
+        try:
+            if self.path.stat().st_size <= self._offset:
+                return b""
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+
+class PassThrough(LogFile):
+    """Copies the log to our stdout as it comes; keeps its beginning and its end, as a server may run for weeks."""
+
+    def __init__(self, target: int = 1) -> None:
+        super().__init__(Path("stdout"))
+        self._target = target
+        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def writer(self) -> IO[bytes]:
+        """The writing end of a pipe that a thread of ours empties."""
+        reading, writing = os.pipe()
+        self._thread = threading.Thread(target=self._copy, args=(reading,), name="log", daemon=True)
+        self._thread.start()
+        return os.fdopen(writing, "wb")
+
+    def new_lines(self) -> Sequence[str]:
+        """Complete lines since the last call; the middle of a long log is dropped."""
+        fresh = super().new_lines()
+        if len(self.lines) > 2 * KEPT_LINES:
+            excess = len(self.lines) - 2 * KEPT_LINES + KEPT_LINES // 2
+            del self.lines[KEPT_LINES:KEPT_LINES + excess]
+            self.dropped += excess
+        return fresh
+
+    def close(self) -> None:
+        """Wait for the last lines."""
+        if self._thread:
+            self._thread.join(1.0)
+
+    def _copy(self, reading: int) -> None:
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            while data := pipe.read(65536):
+                self._queue.put(data)
+                view = memoryview(data)
+                while view:
+                    try:
+                        view = view[os.write(self._target, view):]
+                    except OSError:  # whoever read our stdout is gone; the server must not block on it
+                        break
+
+    def _read(self) -> bytes:
+        parts = []
+        while not self._queue.empty():
+            parts.append(self._queue.get())
+        return b"".join(parts)
 
 
 def clean(line: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from entrypoints import probe, processes
+from entrypoints import health, probe, processes
 from entrypoints.errors import NotReady
 from entrypoints.probe import NoAnswer
 from entrypoints.supervise import Server
@@ -54,13 +54,14 @@ class Ready:
 
 
 def wait_ready(server: Server, expect: Expect, *, stall: float, deadline: float | None = None,
-               on_progress: Callable[[str], None] = lambda _line: None, patience: float = PATIENCE) -> Ready:
+               on_progress: Callable[[str], None] = lambda _line: None, patience: float = PATIENCE,
+               mode: str = "benchmark") -> Ready:
     """Wait until the server serves; bounded by progress (`stall` seconds without any) and not by one wall clock.
 
     Raises `ServerDied`, or `NotReady` for a stall, a deadline or wrong answers, each with a diagnosis. `on_progress`
-    gets one short line for each step forward.
+    gets one short line for each step forward; the heartbeat is kept up, for `mode`.
     """
-    watch = _Watch(server, stall, deadline, on_progress)
+    watch = _Watch(server, stall, deadline, on_progress, mode)
     port = server.launch.port
     listener = _until(watch, "its port opens", lambda: _own_listener(server))
     watch.say(f"port {port} open, held by pid {listener}")
@@ -114,8 +115,9 @@ class _Watch:
     """Looks at the server while something is awaited, and knows when it last moved."""
 
     def __init__(self, server: Server, stall: float, deadline: float | None,
-                 on_progress: Callable[[str], None]) -> None:
+                 on_progress: Callable[[str], None], mode: str) -> None:
         self.server = server
+        self.mode = mode
         self.stall = stall
         self.end = server.started + deadline if deadline else None
         self.limit: float | None = None
@@ -137,6 +139,7 @@ class _Watch:
     def tick(self) -> None:
         """Raise when the server is dead, or stalled, or out of time."""
         self.server.check()
+        health.beat("starting", self.mode)
         now = time.monotonic()
         if now >= self._next:
             self._next = now + 0.5
@@ -159,7 +162,7 @@ class _Watch:
 
     def _moving(self) -> bool:
         """Log lines of its own, bytes loaded, memory grown, or new processes (compilers)."""
-        lines, self._read = self.server.log.lines[self._read:], len(self.server.log.lines)
+        lines, self._read = self.server.log.since(self._read), self.server.log.total
         for line in lines:
             if (found := _ELSEWHERE.search(line)) and int(found[1]) != self.server.launch.port:
                 self.fail(f"it listens on port {found[1]} instead of {self.server.launch.port}",

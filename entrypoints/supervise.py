@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from entrypoints import faults, gpu, processes
-from entrypoints.errors import BadConfig, Busy, Diagnosis, Problem, ServerDied, Terminated
+from entrypoints.errors import BadConfig, Busy, Diagnosis, Problem, ServerDied
 from entrypoints.logfile import LogFile, tail
 from entrypoints.processes import Process
 
@@ -27,7 +28,7 @@ from entrypoints.processes import Process
 REQUIRED_PREFIX = "sglang::"
 #: how long the log may go on talking after a death before we judge
 _LAST_WORDS = 1.0
-#: grace when the container itself is being stopped: docker gives 10 s in all by default
+#: grace when we are being stopped ourselves
 _HURRIED_GRACE = 4.0
 _AFTER_KILL = 15.0
 _PORTS = range(20000, 32000)  # below Linux's ephemeral range, so no client of ours takes one by chance
@@ -89,12 +90,12 @@ class Server:
     `version` is SGLang's, for the table of known failures; `memory` reads used bytes per GPU.
     """
 
-    def __init__(self, launch: Launch, *, grace: float = 30.0, version: str = "",
+    def __init__(self, launch: Launch, *, grace: float = 30.0, version: str = "", log: LogFile | None = None,
                  memory: Callable[[], Sequence[int]] = gpu.used_memory, gpu_patience: float = 60.0) -> None:
         self.launch = launch
         self.grace = grace
         self.version = version
-        self.log = LogFile(launch.log)
+        self.log = log or LogFile(launch.log)
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.started = 0.0
         self._memory = memory
@@ -139,9 +140,8 @@ class Server:
         # SGLang leaves socket files behind in the temporary folder: give each start its own
         self._temporary = Path(tempfile.mkdtemp(prefix="server-", dir=environment.get("TMPDIR") or None))
         environment["TMPDIR"] = str(self._temporary)
-        self.launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self.launch.log.open("wb") as log:
+            with self.log.writer() as log:
                 self._process = subprocess.Popen(
                     self.launch.argv, env=environment, cwd=self.launch.cwd, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True)
@@ -172,6 +172,11 @@ class Server:
         if gone or fatal:
             self._death = ServerDied(self._last_words(gone))
             raise self._death
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but wake as soon as a required process ends, and `check`."""
+        self._poll.poll(seconds * 1000)
+        self.check()
 
     def settle(self) -> None:
         """The server is ready: its processes are known from here on, and `check` no longer looks for new ones."""
@@ -222,20 +227,24 @@ class Server:
         else:
             verdict = _by_status(code)
         return Diagnosis(cause=verdict[0], remedy=verdict[1] or _READ_LOG, fault=verdict[2], evidence=log.evidence,
-                         exit_code=code, oom_kills=kills, tail=tail(lines), log=str(self.launch.log))
+                         exit_code=code, oom_kills=kills, tail=tail(lines), log=str(self.log.path))
 
     def stop(self, grace: float | None = None) -> StopReport:
         """TERM to the first process, grace, KILL of own descendants only; then wait for ports and GPU memory.
 
         Idempotent; never raises for a dead server. When interrupted, it kills at once and passes the interruption on.
+        Without `grace`, a stop on the way out of an interruption is quick: docker waits 10 s in all by default.
         """
+        if grace is None:
+            hurried = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+            grace = min(self.grace, _HURRIED_GRACE) if hurried else self.grace
         if self._report or self._process is None:
             return self._report or StopReport(0.0, (), None)
         begin = time.monotonic()
         ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
         signals: list[str] = []
         try:
-            self._end_tree(self.grace if grace is None else grace, signals)
+            self._end_tree(grace, signals)
         except BaseException:
             self._kill_tree(signals)
             raise
@@ -244,6 +253,7 @@ class Server:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
             self._fds, self._poll = {}, select.poll()
+            self.log.close()
             self._forget_temporary()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
@@ -261,8 +271,7 @@ class Server:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        hurried = kind is not None and issubclass(kind, Terminated | KeyboardInterrupt)
-        self.stop(min(self.grace, _HURRIED_GRACE) if hurried else None)
+        self.stop()
 
     def _watch(self, pid: int) -> None:
         """A pidfd turns readable when its process ends, zombie or not, and never means another process."""

@@ -1,0 +1,7 @@
+"""`python -m entrypoints`."""
+
+import sys
+
+from entrypoints.cli import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Facts of the machine as seen from inside the container; gathered once, judged in `check`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoints import gpu
+
+_UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. Bytes, watts; PCIe as (generation, lanes), now and at most; `processes` are pids that use it."""
+
+    index: int
+    name: str
+    capability: str
+    memory_total: int
+    memory_used: int
+    pcie_now: tuple[int, int] = (0, 0)
+    pcie_max: tuple[int, int] = (0, 0)
+    power_limit: float = 0.0
+    processes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine. `driver` is "" without one; `p2p[i][j]` says whether GPU i reads from j, None where unknown.
+
+    Bytes everywhere; `memlock` is -1 for unlimited; `memory` is the container's limit or the machine's memory.
+    `gpu_trouble` says why NVML gives nothing although there is a driver.
+    """
+
+    cpus: int
+    memory: int
+    shm_total: int
+    shm_free: int
+    memlock: int
+    uid: int
+    driver: str = ""
+    driver_cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    p2p: tuple[tuple[bool | None, ...], ...] = ()
+    topology: tuple[tuple[str, ...], ...] = ()
+    gpu_trouble: str = ""
+
+
+def read() -> Host:
+    """Ask the kernel and NVML."""
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108 - only asked for its size
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Host(cpus=len(os.sched_getaffinity(0)), memory=memory_limit(), shm_total=shm.total if shm else 0,
+                shm_free=shm.free if shm else 0,
+                memlock=_UNLIMITED if soft == resource.RLIM_INFINITY else soft, uid=os.getuid(), **_gpus())
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that this container may use: its cgroup's limit (v2 or v1) or the machine's memory."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        machine = int(meminfo.read_text(encoding="ascii").split()[1]) * 1024
+        for name in ("memory.max", "memory/memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                return min(machine, int((root / name).read_text(encoding="ascii")))
+        return machine
+    return 0
+
+
+def _gpus() -> dict[str, Any]:
+    with gpu.nvml() as library:
+        if library is None:
+            present = any(Path("/dev").glob("nvidia[0-9]*"))
+            return {"gpu_trouble": "a GPU device is there, but NVML does not answer" if present else ""}
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        cuda = int(library.nvmlSystemGetCudaDriverVersion())
+        return {"driver": _text(library.nvmlSystemGetDriverVersion()),
+                "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+                "gpus": tuple(_gpu(library, index, handle) for index, handle in enumerate(handles)),
+                "p2p": tuple(tuple(None if one is other else _peer(library, one, other) for other in handles)
+                             for one in handles),
+                "topology": tuple(tuple("self" if one is other else _path(library, one, other) for other in handles)
+                                  for one in handles)}
+
+
+def _gpu(library: Any, index: int, handle: Any) -> Gpu:
+    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+
+    def ask(name: str, default: Any) -> Any:
+        with contextlib.suppress(Exception):  # not every card and driver answers everything
+            return getattr(library, name)(handle)
+        return default
+
+    return Gpu(index=index, name=_text(library.nvmlDeviceGetName(handle)), capability=f"{major}.{minor}",
+               memory_total=int(memory.total), memory_used=int(memory.used),
+               pcie_now=(ask("nvmlDeviceGetCurrPcieLinkGeneration", 0), ask("nvmlDeviceGetCurrPcieLinkWidth", 0)),
+               pcie_max=(ask("nvmlDeviceGetMaxPcieLinkGeneration", 0), ask("nvmlDeviceGetMaxPcieLinkWidth", 0)),
+               power_limit=ask("nvmlDeviceGetEnforcedPowerLimit", 0) / 1000,
+               processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())))
+
+
+def _peer(library: Any, one: Any, other: Any) -> bool | None:
+    with contextlib.suppress(Exception):
+        return bool(library.nvmlDeviceGetP2PStatus(one, other, library.NVML_P2P_CAPS_INDEX_READ)
+                    == library.NVML_P2P_STATUS_OK)
+    return None
+
+
+#: NVML's nvmlGpuTopologyLevel_t
+_LEVELS = {0: "internal", 10: "one switch", 20: "switches", 30: "host bridge", 40: "node", 50: "system"}
+
+
+def _path(library: Any, one: Any, other: Any) -> str:
+    with contextlib.suppress(Exception):
+        return _LEVELS.get(int(library.nvmlDeviceGetTopologyCommonAncestor(one, other)), "unknown")
+    return "unknown"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

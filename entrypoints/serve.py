@@ -1,0 +1,104 @@
+"""`entrypoint serve`: the server with the profile's flags, watched: a death is explained and never ends with 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoints import health, models, version
+from entrypoints.command import given_flags, server_argv, server_environment
+from entrypoints.errors import BadConfig, CannotWrite, InputMissing, Problem
+from entrypoints.image import Image
+from entrypoints.logfile import PassThrough
+from entrypoints.readiness import Expect, asked, wait_ready
+from entrypoints.settings import Settings, suggestion
+from entrypoints.supervise import Launch, Server
+
+_EVERYWHERE = frozenset({"0.0.0.0", "127.0.0.1", "localhost", "::", ""})  # noqa: S104 - compared, not bound
+
+
+def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
+    """Serve until stopped or dead; does not return normally. Raises `ServerDied`, `NotReady`, `Terminated` and more.
+
+    With `--help` among the server's words, the server's own help is printed instead.
+    """
+    argv = command(settings, image)
+    environment = server_environment(image, environ, cache_root=Path(settings.cache))
+    if {"--help", "-h"} & set(settings.extra):
+        os.execve(argv[0], argv, environment)  # noqa: S606
+    said = asked(argv)
+    _require_models(str(said.get("model_path") or said.get("model") or ""),
+                    str(said.get("speculative_draft_model_path") or ""), environment)
+    prepare_cache(Path(settings.cache) / image.short_key)
+    port = int(said["port"])
+    launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=port)
+    print(f"entrypoint: {' '.join(mask(argv))}", file=sys.stderr, flush=True)
+    server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough())
+    server.start()
+    try:
+        if _can_be_asked(said):
+            expect = Expect(str(said.get("model_path") or said.get("model") or ""),
+                            api_key=str(said.get("api_key") or ""))
+            ready = wait_ready(server, expect, stall=settings.stall_seconds, deadline=settings.ready_seconds or None,
+                               mode="serve", on_progress=lambda step: print(f"entrypoint: {step}", file=sys.stderr))
+            print(f"entrypoint: ready after {ready.seconds:.1f} s", file=sys.stderr, flush=True)
+        health.beat("serving" if _can_be_asked(said) else "supervising", "serve", port=port)
+        while True:
+            server.wait(5.0)
+            if not _can_be_asked(said):
+                health.beat("supervising", "serve", port=port)
+    finally:
+        # all of the grace time, also when we are being stopped: requests in flight are somebody's
+        server.stop(settings.grace_seconds)
+        health.forget()
+
+
+def command(settings: Settings, image: Image) -> tuple[str, ...]:
+    """The server's command line for the chosen arm. Raises `BadConfig` for an unknown arm or a missing draft."""
+    arms = image.profile.arms
+    if settings.serve_arm not in arms and settings.serve_arm != "baseline":
+        raise BadConfig(Problem(what=f"unknown arm {settings.serve_arm}", where="--serve-arm",
+                                expected=" or ".join(arms) or "baseline", todo=suggestion(settings.serve_arm, arms)))
+    argv = server_argv(image, arms.get(settings.serve_arm, {}), model=settings.model, draft=settings.draft,
+                       host=settings.host, port=settings.port, extra=settings.extra)
+    flags = given_flags(argv)
+    if (str(asked(argv).get("speculative_algorithm", "")).upper().startswith("EAGLE")
+            and not {"speculative-draft-model-path", "speculative-draft-model"} & flags):
+        raise BadConfig(Problem(what="EAGLE needs a draft model", where=f"arm {settings.serve_arm}",
+                                expected="--draft FOLDER", todo="without one SGLang loads the target twice and fails"))
+    return argv
+
+
+def prepare_cache(folder: Path) -> None:
+    """Make the keyed cache folder. Raises `CannotWrite`: without it each start compiles all kernels again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CannotWrite(Problem(what="the cache folder cannot be written", where=str(folder),
+                                  found=f"{error.strerror} (user {os.getuid()})", expected="a writable volume",
+                                  todo="-v NAME:/cache with an owner of that uid, or --cache FOLDER")) from error
+
+
+def mask(argv: tuple[str, ...]) -> list[str]:
+    """The command line without secrets."""
+    shown: list[str] = []
+    for word in argv:
+        hidden = shown and shown[-1] in {"--api-key", "--admin-api-key"}
+        shown.append("***" if hidden else word)
+    return shown
+
+
+def _require_models(model: str, draft: str, environ: Mapping[str, str]) -> None:
+    if found := models.problems(model, draft, environ):
+        raise InputMissing(found)
+
+
+def _can_be_asked(said: Mapping[str, object]) -> bool:
+    """Whether this process speaks plain HTTP on an address that we can reach; other nodes of a cluster do not."""
+    return (str(said.get("host", "")) in _EVERYWHERE and "ssl_certfile" not in said
+            and str(said.get("node_rank", "0")) == "0" and "skip_tokenizer_init" not in said)
