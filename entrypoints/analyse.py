@@ -107,9 +107,10 @@ def power(effect: float, sd: float, pairs: int, alpha: float = 0.05) -> float:
     """Probability to find a true log ratio `effect` with `pairs` pairs whose means have standard deviation `sd`."""
     limit = float(stats.t.ppf(1 - alpha / 2, pairs - 1))
     shift = abs(effect) * math.sqrt(pairs) / sd
-    if shift > 30:  # scipy's noncentral t loses its digits there
+    if shift > 30 and pairs > 2:  # scipy's noncentral t loses its digits there
         return 1.0
-    return float(stats.nct.sf(limit, pairs - 1, shift) + stats.nct.cdf(-limit, pairs - 1, shift))
+    wrong_side = float(stats.nct.cdf(-limit, pairs - 1, shift)) if shift < 4 else 0.0  # tiny, and NaN further out
+    return float(stats.nct.sf(limit, pairs - 1, shift)) + wrong_side
 
 
 def detectable(sd: float, pairs: int, alpha: float = 0.05, wanted: float = POWER) -> float | None:

@@ -202,7 +202,8 @@ class _Measuring:
                                f"{hits[0]['prompt_id']} with {hits[0]['cached_tokens']} cached tokens")
         gap = _median_gap(rows)
         lag = load.lag_p99_ms()
-        if gap is not None and lag is not None and lag > max(1.0, self.task.plan["client"]["lag_share"] * gap):
+        share = self.task.plan["client"]["lag_share"]
+        if gap is not None and lag is not None and share is not None and lag > max(1.0, share * gap):
             self.causes.append(f"the client itself was late: lag of its loop p99 {lag:.1f} ms, "
                                f"a chunk every {gap:.1f} ms")
         self.record["passes"].append({
