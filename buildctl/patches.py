@@ -193,7 +193,7 @@ def read_series(folder: Path) -> Series:
     try:
         names = udiff.read_series_file(text, str(file))
     except DiffError as error:
-        raise _patch_error(error) from None
+        raise patch_error(error) from None
     dropped = list(_dropped(text, str(file), problems))
     patches: list[Patch] = []
     for name in names:
@@ -256,7 +256,7 @@ def read_patch(path: Path) -> Patch:
     try:
         diff = udiff.parse(data, str(path))
     except DiffError as error:
-        raise _patch_error(error) from None
+        raise patch_error(error) from None
     header = read_header(diff, str(path))
     return Patch(path.name, path, hashlib.sha256(data).hexdigest(), header, diff)
 
@@ -394,7 +394,8 @@ def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
-def _patch_error(error: DiffError) -> PatchError:
+def patch_error(error: DiffError) -> PatchError:
+    """The faults of a diff as problems."""
     return PatchError(
         Problem(fault.what, fault.where, fault.found, fault.expected, fault.todo) for fault in error.faults
     )
@@ -412,7 +413,7 @@ def apply_series(series: Series, tree: Mapping[str, bytes] | udiff.Reader) -> Ap
     try:
         result = udiff.apply_patches([(patch.name, patch.diff) for patch in series.patches], read)
     except DiffError as error:
-        raise _patch_error(error) from None
+        raise patch_error(error) from None
     return Applied(result.files, result.places, result.builds_on, effective_tree(result.files))
 
 
