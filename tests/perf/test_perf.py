@@ -1,0 +1,46 @@
+"""The measuring tools measure what they say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.perf import bench
+from tests.perf.compare import Comparison, Timing, compare
+
+
+def test_alternatives_take_turns_and_swap_their_order() -> None:
+    calls: list[str] = []
+    now = [0.0]
+
+    def take(name: str, seconds: float) -> None:
+        calls.append(name)
+        now[0] += seconds
+
+    found = compare({"a": lambda: take("a", 2), "b": lambda: take("b", 3)}, 3, warmups=1, clock=lambda: now[0])
+    assert "".join(calls) == "ab" "ab" "ba" "ab"
+    assert [timing.median for timing in found.timings] == [2, 3]
+    assert found.ratio(found.timings[1]) == 1.5
+
+
+def test_the_ratio_is_taken_within_rounds() -> None:
+    # the machine got twice as slow after the first round; the ratio did not change
+    found = Comparison((Timing("a", (1, 2, 2)), Timing("b", (2, 4, 4))))
+    assert found.ratio(found.timings[1]) == 2
+    assert found.lines()[1] == "b     4.000 s  [2.000 .. 4.000]  x2.00  n=3"
+    assert found.as_dict()["b"] == {"median": 4, "ratio": 2, "seconds": [2, 4, 4]}
+
+
+def test_a_command_that_fails_shows_its_output() -> None:
+    with pytest.raises(bench.Failed, match=r"(?s)exit status 3.*out.*because"):
+        bench.call("sh", "-c", "echo out; echo because >&2; exit 3")
+
+
+def test_both_clients_see_every_chunk_of_the_null_server_in_time() -> None:
+    with bench.null_server(0.002) as port:
+        for run in (bench.ours, bench.readline):
+            added, cpu = asyncio.run(run(port, 3, 20))
+            assert len(added) == 60
+            assert all(0 < seconds < 5 for seconds in added)
+            assert cpu > 0
