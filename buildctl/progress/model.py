@@ -113,11 +113,11 @@ class Step:
     last_line: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
     announced: float | None = None  # seconds at the last `Finished`
+    items: dict[str, int] = field(default_factory=dict)  # what it moves, and how many bytes of it
     _spans: list[tuple[float, float]] = field(default_factory=list)
     _open: set[str] = field(default_factory=set)
     _completed: set[str] = field(default_factory=set)
     _cached: set[str] = field(default_factory=set)
-    _moved: dict[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -131,7 +131,7 @@ class Step:
     @property
     def bytes(self) -> int:
         """What it moved: a base pulled, a layer exported; 0 where BuildKit does not say."""
-        return sum(self._moved.values())
+        return sum(self.items.values())
 
     @property
     def state(self) -> State:
@@ -179,8 +179,7 @@ class Step:
 
     def moved(self, transfer: Transfer) -> None:
         """Take in how far one of its transfers is."""
-        if transfer.current > self._moved.get(transfer.item, 0):
-            self._moved[transfer.item] = transfer.current
+        self.items[transfer.item] = max(transfer.current, self.items.get(transfer.item, 0))
 
     def printed(self, line: str) -> None:
         """Take in one line of its output."""
@@ -332,12 +331,8 @@ class Build:
             case Vertex():
                 yield from self._vertex(event, now)
             case Transfer():
-                step = self._by_vertex.get(event.vertex)
-                if step is not None:
-                    pulled = step.bytes
-                    step.moved(event)
-                    if step.name.kind is Kind.BASE and not pulled and step.bytes:
-                        yield Started(step)
+                if (step := self._by_vertex.get(event.vertex)) is not None:
+                    yield from self._transfer(step, event)
             case Log():
                 yield from self._log(event)
             case Warned():
@@ -368,6 +363,16 @@ class Build:
         if step.announced is None or step.seconds - step.announced >= 1:
             step.announced = step.seconds
             yield Finished(step)
+
+    def _transfer(self, step: Step, transfer: Transfer) -> Iterator[Change]:
+        moved, known = step.bytes, transfer.item in step.items
+        step.moved(transfer)
+        if step.name.kind is Kind.BASE and not moved and step.bytes:
+            yield Started(step)
+        # exports are silent for minutes otherwise; their digests say nothing to people
+        if step.name.kind is Kind.EXPORT and not known and "sha256:" not in transfer.item:
+            step.printed(transfer.item)
+            yield Printed(step, transfer.item)
 
     def _log(self, log: Log) -> Iterator[Change]:
         step = self._by_vertex.get(log.vertex)

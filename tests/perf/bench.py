@@ -2,7 +2,7 @@
 
     python -m tests.perf.bench [--stack NAME] [--rounds N] [--json FILE] [CASE]...
 
-Cases: start, plan, client need nothing; noop, patch, push, size need the engine and build the stack first.
+Cases: start, plan, client need nothing; noop, patch, size need the engine and build the stack first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from entrypoints import client
-from tests.perf.compare import Comparison, compare
+from tests.perf.compare import Comparison, Timing, compare
+from tests.registry.server import RegistryServer
 
 ROOT = Path(__file__).parents[2]
 PYTHON = sys.executable
@@ -165,8 +169,108 @@ def noop(options: argparse.Namespace) -> Result:
     return Result({"build without changes": found}, {})
 
 
+def patch(options: argparse.Namespace) -> Result:
+    """From one edited line of a patch to the built image, and what a registry then receives."""
+    before = {tag for image in build(options.stack)["images"] for tag in image["tags"]}
+    facts: dict[str, object] = {}
+    times: dict[str, list[float]] = {"buildctl build, nothing changed": [], "buildctl lock": [], "buildctl build": []}
+    made: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder, RegistryServer(Path(folder) / "registry") as registry:
+        project = copy_checkout(Path(folder) / "checkout")
+        series = series_of(project, options.stack)
+        top = build(options.stack, project=project)["images"][-1]
+        call(BUILDCTL, "push", top["tags"][0], "--to", registry.host)
+        facts[f"pushed first, {top['tags'][0]}"] = megabytes(stored := used(registry.blobs))
+        for number in range(options.rounds):
+            times["buildctl build, nothing changed"].append(timed(lambda: build(options.stack, project=project)))
+            edit(series, f"measured {number}")
+            times["buildctl lock"].append(timed(runs(BUILDCTL, "--project", str(project), "lock", options.stack)))
+            start = time.perf_counter()
+            report = build(options.stack, project=project)
+            times["buildctl build"].append(time.perf_counter() - start)
+            made |= {tag for image in report["images"] for tag in image["tags"]}
+        steps = [step for step in report["build"]["steps"] if step["state"] == "ran"]
+        for step in steps:
+            facts[f"ran: {step['stage']} {step['position']} {step['instruction'][:60]}"] = f"{step['seconds']:.1f} s"
+        # a changed image is another one: its fixed tag would be refused, so it gets another
+        tag = report["images"][-1]["tags"][0]
+        renamed = f"{tag.rpartition(':')[0]}:measured"
+        call("docker", "tag", tag, renamed)
+        made.add(renamed)
+        start = time.perf_counter()
+        call(BUILDCTL, "push", renamed, "--to", registry.host)
+        facts["pushed after one line"] = (f"{megabytes(used(registry.blobs) - stored)} in "
+                                          f"{time.perf_counter() - start:.1f} s")
+    build(options.stack)  # the names point to the checkout's own images again
+    for tag in made - before:
+        call("docker", "rmi", tag)
+    found = Comparison(tuple(Timing(name, tuple(seconds)) for name, seconds in times.items()))
+    return Result({"one line of a patch": found}, facts)
+
+
+def size(options: argparse.Namespace) -> Result:
+    """How big the images are: what the engine says, and what is in their files."""
+    facts: dict[str, object] = {}
+    for image in build(options.stack)["images"]:
+        name = image["tags"][0]
+        layers = call("docker", "history", "--human=false", "--format", "{{.Size}}", name).split()
+        files = call("docker", "run", "--rm", "--user", "0", "--network", "none", name, "du", "-sxb", "/").split()[0]
+        facts[name] = (f"{megabytes(int(files))} in files, {megabytes(sum(map(int, layers)))} in {len(layers)} layers, "
+                       f"{megabytes(image['bytes'])} by the engine")
+    return Result({}, facts)
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that it took."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def copy_checkout(target: Path) -> Path:
+    """The checkout's files as they are, uncommitted ones too, without what git ignores."""
+    for name in call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if (source := ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name)
+    return target
+
+
+def series_of(project: Path, stack: str) -> Path:
+    """Folder of the first patch series that a stack names."""
+    listed = yaml.safe_load((project / "images" / "stacks" / f"{stack}.yaml").read_text())["patches"]
+    return project / "patches" / str(next(iter(listed.values())))
+
+
+def edit(series: Path, word: str) -> None:
+    """Change one line that the last patch of a series adds."""
+    file = series / (series / "series").read_text().split()[-1]
+    file.write_text(edited(file.read_text(), word))
+
+
+def edited(patch: str, word: str) -> str:
+    """The patch with a comment at the end of a Python line that it adds, in place of an earlier such comment."""
+    lines = patch.split("\n")
+    for number, line in enumerate(lines):
+        code = line.partition("  # measured")[0]
+        if code.startswith("+") and not code.startswith("+++") and code[1:].strip() and not set(code) & set("\"'#\\"):
+            lines[number] = f"{code}  # {word}"
+            return "\n".join(lines)
+    raise Failed("no added line of the patch takes a comment")
+
+
+def used(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people; small ones in kB."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
 CASES: dict[str, Callable[[argparse.Namespace], Result]] = {
-    "start": start, "plan": plan, "client": load_client, "noop": noop,
+    "start": start, "plan": plan, "client": load_client, "noop": noop, "patch": patch, "size": size,
 }
 
 

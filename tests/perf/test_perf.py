@@ -44,3 +44,12 @@ def test_both_clients_see_every_chunk_of_the_null_server_in_time() -> None:
             assert len(added) == 60
             assert all(0 < seconds < 5 for seconds in added)
             assert cpu > 0
+
+
+def test_one_line_is_edited_again_and_again() -> None:
+    patch = "--- a/x.py\n+++ b/x.py\n@@ -1,1 +1,4 @@\n y = 1\n+# why\n+\n+x = \"a\"\n+z = 2\n"
+    once = bench.edited(patch, "measured 1")
+    assert once == patch.replace("z = 2", "z = 2  # measured 1")
+    assert bench.edited(once, "measured 2") == patch.replace("z = 2", "z = 2  # measured 2")
+    with pytest.raises(bench.Failed, match="no added line"):
+        bench.edited(patch.replace("+z", " z"), "measured 1")

@@ -277,6 +277,13 @@ def test_pushes_are_steps() -> None:
         "cuda export", "torch export", "cuda push", "torch push"]
 
 
+def test_an_export_says_what_it_is_at() -> None:
+    _, shown = replay("push")
+    assert "[cuda export] | exporting layers\n" in shown
+    assert "[cuda export] | pushing layers\n" in shown
+    assert "| exporting manifest sha256:" not in shown
+
+
 def test_progress_bars_and_colours_are_taken_out() -> None:
     _, shown = replay("progress")
     assert "[progress 2/2] | 4%\n[progress 2/2] | red done\n" in shown
