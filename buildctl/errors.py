@@ -124,7 +124,7 @@ class TagExistsError(BuildctlError):
     exit_code, kind = 12, "tag exists"
 
 
-class Interrupted(BuildctlError):  # noqa: N818 - an interruption is no error of anybody
+class Interrupted(BuildctlError):
     """Interrupted by the user, after clean-up."""
 
     exit_code, kind = 130, "interrupted"

@@ -1,0 +1,75 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from buildctl import compose, host, project, stack
+from buildctl import lock as locks
+
+DEFAULT_STACK = "sglang-0.5.23-cu130"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def stack_option(command: F) -> F:
+    """`--stack`."""
+    return click.option("--stack", "stack_name", default=DEFAULT_STACK, show_default=True, metavar="NAME",
+                        help="Stack to work on: images/stacks/NAME.yaml.")(command)
+
+
+def json_option(command: F) -> F:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; messages go to stderr.")(
+        command)
+
+
+def wheelhouse_option(command: F) -> F:
+    """`--wheelhouse`, repeatable; the host's own find-links settings count as well."""
+    return click.option("--wheelhouse", "wheelhouses", multiple=True, metavar="DIR",
+                        type=click.Path(exists=True, file_okay=False, path_type=Path),
+                        help="Folder with wheels that builds may take instead of an index; repeatable. "
+                             "pip's and uv's find-links settings of this host count too.")(command)
+
+
+def cache_dir() -> Path:
+    """Where buildctl keeps what can be made again: `BUILDCTL_CACHE_DIR`, else the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("BUILDCTL_CACHE_DIR") or Path(home) / "buildctl")
+
+
+def revision(root: Path) -> str:
+    """The commit of the checkout, `-dirty` when files differ from it; empty outside git."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40",  # noqa: S603
+                               "--exclude=*"],
+                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def composed(root: Path, stack_name: str, wheelhouses: tuple[Path, ...],
+             lend: host.Host | None = None) -> tuple[project.Project, compose.Composition]:
+    """Read, check and compose a stack: what plan, render and build begin with."""
+    found = project.find(root)
+    loaded = stack.load(found, stack_name)
+    locked = locks.load(loaded, found)
+    lent = lend or host.read(wheelhouses)
+    return found, compose.compose(found, loaded, locked, lent, revision(found.root))
+
+
+def size(count: int | None) -> str:
+    """Bytes as people read them, in decimal units."""
+    if count is None:
+        return "?"
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -1,0 +1,306 @@
+"""Composition: one multi-stage Dockerfile, one build context and one bake file from a stack and its lock.
+
+What comes out is plain: it can be read, linted, and built with `docker buildx bake` and without buildctl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from buildctl import context, fragment, patches
+from buildctl import lock as locks
+from buildctl.context import File
+from buildctl.errors import ManifestError, Problem
+from buildctl.fragment import Stage
+from buildctl.host import Host
+from buildctl.image import TOOLS, LayerImage
+from buildctl.lock import Lock, Wheel, digest
+from buildctl.manifest import Problems
+from buildctl.project import Project
+from buildctl.stack import Stack
+
+# names that fragments may stand on, or give their last stage
+_BASE, _PARENT, _LAYER = "base", "parent", "layer"
+#: part of every key: raise it when the meaning of a composition changes
+_FORMAT = 1
+#: where the bootstrapped base lies in the context
+BASE_TAR = "base/base.tar"
+#: the environment variable that lends the host's index settings to a build, as a BuildKit secret
+INDEX_VARIABLE = "BUILDCTL_INDEX_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A content key and what it was made from, so that a change can be explained."""
+
+    value: str
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """One tagged image of the composition."""
+
+    name: str
+    version: str
+    chain: Key
+    key: Key
+    tags: tuple[str, ...]
+    labels: Mapping[str, str]
+    wheels: tuple[Wheel, ...]
+    patches: tuple[str, ...]
+
+    @property
+    def stage(self) -> str:
+        """The stage of the Dockerfile, and the bake target, that makes it."""
+        return f"{self.name}-image"
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Everything that a build needs."""
+
+    stack: Stack
+    lock: Lock
+    dockerfile: str
+    bake: Mapping[str, object]
+    #: the build context without the base, which is made when a build needs it
+    files: Mapping[str, File]
+    images: tuple[ImagePlan, ...]
+
+    def written(self) -> dict[str, File]:
+        """Everything that `render` writes, by path."""
+        return {**self.files, "Dockerfile": File(self.dockerfile.encode()),
+                "docker-bake.json": File(json.dumps(self.bake, indent=1).encode() + b"\n")}
+
+    def image(self, name: str) -> ImagePlan:
+        """The image of that name.
+
+        :raises ManifestError: the stack has none.
+        """
+        self.stack.layer(name)
+        return next(image for image in self.images if image.name == name)
+
+
+def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: str = "") -> Composition:
+    """Join the fragments of a stack.
+
+    :param revision: the commit of the checkout, for a label; not part of any key.
+    :raises ManifestError: with everything in the fragments that cannot be joined.
+    """
+    problems = Problems()
+    files = context.collect(project, stack, lock, host.local_wheels())
+    stages = _chain(project, stack, lock, problems)
+    runtime = _stages(project, stack.runtime, problems)
+    problems.raise_any()
+    keys = _stage_keys(stages, files, lock)
+    images = []
+    for layer in stack.layers:
+        stage = _image_stage(stack, layer, runtime[-1])
+        facts = _facts(project, stack, lock, layer)
+        name = f"image/{layer.name}/image.json"
+        files.update(_etc(project, stack, lock, layer))
+        files[name] = _json_file(facts)
+        key = _stage_key(stage, files, keys, {"IMAGE": layer.name})
+        # the key joins the file after it is made: everything else in the file is part of the key
+        files[name] = _json_file({**facts, "key": key.value})
+        stages.append(stage)
+        images.append(_image(stack, lock, layer, keys[layer.name], key, revision))
+    dockerfile = _header(stack) + "\n".join(stage.text() for stage in stages)
+    return Composition(stack, lock, dockerfile, _bake(stack, lock, images, host), files, tuple(images))
+
+
+def _json_file(value: object) -> File:
+    return File(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def _stages(project: Project, image: LayerImage, problems: Problems) -> tuple[Stage, ...]:
+    where = project.shown(image.folder / "Dockerfile")
+    stages = fragment.parse(image.dockerfile, where, problems)
+    if image.name != TOOLS and stages and stages[-1].name != _LAYER:
+        problems.add(f"the last stage of image '{image.name}' has the wrong name", where, found=stages[-1].name,
+                     expected=f"AS {_LAYER}")
+    return stages
+
+
+def _chain(project: Project, stack: Stack, lock: Lock, problems: Problems) -> list[Stage]:
+    """The base, the tools and the layers as stages, each layer's last stage called like the layer."""
+    chain = [_base_stage(lock), *_stages(project, stack.tools, problems)]
+    shared = {stage.name for stage in chain}
+    parent = _BASE
+    for layer in stack.layers:
+        own = _stages(project, layer, problems)
+        names = {stage.name: f"{layer.name}-{stage.name}" for stage in own}
+        names[_LAYER] = layer.name
+        names[_PARENT] = parent
+        known = {*names, *shared}
+        for stage in own:
+            for used in stage.stages_used():
+                if used not in known:
+                    problems.add(f"stage '{stage.name}' of image '{layer.name}' uses a stage that nothing defines",
+                                 project.shown(layer.folder / "Dockerfile"), found=used,
+                                 expected=f"parent, {', '.join(sorted(known - {_PARENT}))}")
+            chain.append(stage.renamed(names))
+        parent = layer.name
+    return chain
+
+
+def _image_stage(stack: Stack, layer: LayerImage, last: Stage) -> Stage:
+    """The last stage of an image, with the stack's environment."""
+    stage = last.renamed({_PARENT: layer.name, _LAYER: f"{layer.name}-image"})
+    environment = "".join(f"ENV {name}={json.dumps(value)}\n" for name, value in sorted(stack.environment.items()))
+    return replace(stage, body=stage.body.rstrip("\n") + "\n" + environment)
+
+
+def _base_stage(lock: Lock) -> Stage:
+    if lock.base.source == "bootstrap":
+        return Stage(_BASE, "scratch", f"ADD {BASE_TAR} /\n")
+    return Stage(_BASE, f"{lock.base.image}@{lock.base.digest}", "")
+
+
+def _header(stack: Stack) -> str:
+    return (f"# Composed by buildctl from the stack '{stack.name}'. Do not edit: edit the fragments under images/.\n"
+            "# By hand, in this folder: docker buildx bake -f docker-bake.json\n\n")
+
+
+def _stage_keys(stages: Iterable[Stage], files: Mapping[str, File], lock: Lock) -> dict[str, Key]:
+    base = lock.base
+    identity = digest([base.source, base.image, base.digest, base.suite, list(base.include), lock.platform])
+    keys: dict[str, Key] = {}
+    for stage in stages:
+        keys[stage.name] = Key(identity, {"base": identity}) if stage.name == _BASE \
+            else _stage_key(stage, files, keys, {})
+    return keys
+
+
+def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key], args: Mapping[str, str]) -> Key:
+    """The key of a stage: its text, the stages and the context files that it reads. Times and modes do not count."""
+    parts: dict[str, str] = {"instructions": digest([_FORMAT, list(fragment.instructions(stage.body))])}
+    for used in stage.stages_used():
+        if used in keys:
+            parts[f"stage {used}"] = keys[used].value
+    for path in stage.paths_used():
+        for name, value in args.items():
+            path = path.replace(f"${{{name}}}", value)  # noqa: PLW2901 - the path as this target sees it
+        parts[path] = digest(context.digest_part(files, path))
+    return Key(digest(sorted(parts.items())), parts)
+
+
+# --- what travels in the image ---------------------------------------------------------------------------------------
+
+
+def _below(stack: Stack, layer: LayerImage) -> tuple[LayerImage, ...]:
+    return stack.layers[: stack.layers.index(layer) + 1]
+
+
+def _facts(project: Project, stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, object]:
+    """image.json without its key; its form is described in docs/architecture.md."""
+    below = _below(stack, layer)
+    part = locks.restrict(lock, below)
+    applied = []
+    for package, locked in sorted(part.patches.items()):
+        for patch in patches.read_series(project.patches / locked.folder).patches:
+            applied.append({"package": package, "name": patch.name, "sha256": patch.sha256,
+                            "concern": patch.header.concern, "marker": patch.header.marker,
+                            "targets": list(patch.header.targets)})
+    return {
+        "schema": 1,
+        "image": layer.name,
+        "version": version_of(stack, lock, layer),
+        "stack": stack.name,
+        "lock_sha256": digest(locks.dump(part)),
+        "targets": list(stack.targets),
+        "cuda": stack.cuda.version if stack.cuda else None,
+        "python": "/opt/venv/bin/python",
+        "packages": {wheel.name: wheel.version for wheel in part.wheels},
+        "patches": applied,
+        "trees": {package: locked.tree for package, locked in sorted(part.patches.items())},
+        # only the whole chain holds a server to run
+        "profile": stack.profile.as_dict() if layer is stack.layers[-1] else None,
+    }
+
+
+def _etc(project: Project, stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, File]:
+    prefix = f"image/{layer.name}"
+    part = locks.restrict(lock, _below(stack, layer))
+    files = {f"{prefix}/lock.json": File(locks.dump(part).encode())}
+    for package, locked in part.patches.items():
+        files.update(context.series(project, package, locked.folder, f"{prefix}/patches"))
+    return files
+
+
+def version_of(stack: Stack, lock: Lock, layer: LayerImage) -> str:
+    """The version of an image: its package's, else the CUDA version, else `none`."""
+    if layer.version_of is None:
+        return stack.cuda.version if stack.cuda else "none"
+    version = lock.version(layer.version_of)
+    if version is None:
+        raise ManifestError(Problem(f"the lock has no '{layer.version_of}', the version of image '{layer.name}'",
+                                    stack.place, todo=f"require it in layer '{layer.name}', then run "
+                                    f"`buildctl lock {stack.name}`"))
+    return version.split("+")[0]
+
+
+def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, revision: str) -> ImagePlan:
+    version = version_of(stack, lock, layer)
+    part = locks.restrict(lock, _below(stack, layer))
+    base = lock.base
+    labels = {
+        "org.opencontainers.image.title": layer.name,
+        "org.opencontainers.image.description": layer.description,
+        "org.opencontainers.image.version": f"{version}-{stack.tag}",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.base.name": base.image or f"bootstrap:{base.suite}",
+        "buildctl.stack": stack.name,
+        "buildctl.key": key.value,
+        "buildctl.chain": chain.value,
+        "buildctl.targets": ",".join(stack.targets),
+        "buildctl.patches": ",".join(f"{package}@{one.tree[:16]}" for package, one in sorted(part.patches.items())),
+    }
+    if base.digest:
+        labels["org.opencontainers.image.base.digest"] = base.digest
+    if revision:
+        labels["org.opencontainers.image.revision"] = revision
+    return ImagePlan(layer.name, version, chain, key,
+                     (f"{layer.name}:{version}-{stack.tag}", f"{layer.name}:key-{key.value[:16]}"),
+                     {name: value for name, value in labels.items() if value}, lock.share(layer.name),
+                     tuple(name for package in layer.patches if package in lock.patches
+                           for name, _ in lock.patches[package].patches))
+
+
+def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], host: Host) -> dict[str, object]:
+    secrets = []
+    if host.ca is not None:
+        secrets.append(f"id=ca,src={host.ca}")
+    if host.index is not None:
+        secrets.append(f"id=index,env={INDEX_VARIABLE}")
+    if host.netrc is not None:
+        secrets.append(f"id=netrc,src={host.netrc}")
+    proxies = [name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper())
+               if os.environ.get(name)]
+    targets = {}
+    for image in images:
+        targets[image.stage] = {
+            "context": ".",
+            "dockerfile": "Dockerfile",
+            "target": image.stage,
+            "platforms": [stack.platform],
+            "args": {"IMAGE": image.name, "SOURCE_DATE_EPOCH": str(lock.epoch),
+                     **{name: f"${{{name}}}" for name in proxies}},
+            "labels": dict(image.labels),
+            "tags": list(image.tags),
+            "secret": secrets,
+            # one manifest and no attestations: the same inputs give the same digest
+            "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
+            "output": ["type=image,oci-mediatypes=true,compression=zstd"],
+        }
+    bake: dict[str, object] = {"group": {"default": {"targets": [image.stage for image in images]}}, "target": targets}
+    if proxies:
+        bake["variable"] = {name: {"default": ""} for name in proxies}
+    return bake

@@ -1,0 +1,194 @@
+"""The build context: every file that a build reads, by its path, and how it gets onto the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildctl.errors import ManifestError, Problem
+from buildctl.lock import PUBLIC, Lock, Wheel, counts
+from buildctl.manifest import Problems
+from buildctl.project import Project
+from buildctl.stack import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the build context: its bytes, or a file on this host that is linked there. Modes are normalised."""
+
+    data: bytes | None = None
+    source: Path | None = None
+    executable: bool = False
+    #: sha256 that the file must have
+    sha256: str = ""
+    #: a big file of ours: linked, not read
+    trusted: bool = False
+
+    def content(self) -> bytes:
+        """The bytes."""
+        return self.data if self.data is not None else self.source.read_bytes() if self.source else b""
+
+    def digest(self) -> str:
+        """sha256 of the content."""
+        return self.sha256 or hashlib.sha256(self.content()).hexdigest()
+
+
+def digest_part(files: Mapping[str, File], path: str) -> list[tuple[str, str]]:
+    """Names and digests of the files at or under a path. Where a wheel comes from does not count, what it is does."""
+    return [(name, file.digest()) for name, file in sorted(files.items())
+            if (name == path or name.startswith(f"{path}/")) and not _is_local(name)]
+
+
+def _is_local(name: str) -> bool:
+    return name.startswith("layers/") and "/local/" in name
+
+
+def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path]) -> dict[str, File]:
+    """The files that do not depend on the image being built.
+
+    :param local: wheels of this host's wheelhouses by file name; those that the lock names come along.
+    """
+    files: dict[str, File] = {}
+
+    def text(path: str, content: str) -> None:
+        files[path] = File(content.encode())
+
+    def share(folder: str, share_wheels: tuple[Wheel, ...], expected: Iterable[str]) -> None:
+        lists: dict[str, list[Wheel]] = {}
+        for wheel in share_wheels:
+            lists.setdefault(wheel.index, []).append(wheel)
+        urls = {index.name: index.url for index in stack.indexes}
+        for index, members in sorted(lists.items()):
+            head = f"--index-url {urls[index]}\n" if index in urls else ""
+            lines = "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in members)
+            text(f"{folder}/index/{index}.txt", head + lines)
+            here = [wheel for wheel in members if wheel.file in local]
+            for wheel in here:
+                files[f"{folder}/local/{wheel.file}"] = File(source=local[wheel.file], sha256=wheel.sha256)
+            if len(here) == len(members):
+                text(f"{folder}/local/{index}.complete", "")
+        if PUBLIC not in lists:
+            text(f"{folder}/index/{PUBLIC}.txt", "")
+        text(f"{folder}/local/README", "Wheels of this host's wheelhouse that the lock names.\n")
+        text(f"{folder}/expect.txt", "".join(f"{line}\n" for line in sorted(expected)))
+
+    installed: list[str] = []
+    for layer in stack.layers:
+        own_name = layer.version_of
+        members = lock.share(layer.name)
+        own = tuple(wheel for wheel in members if wheel.name == own_name)
+        others = tuple(wheel for wheel in members if wheel.name != own_name)
+        folder = f"layers/{layer.name}"
+        if layer.apt:
+            apt = dict.fromkeys((*layer.apt, *stack.apt.get(layer.name, ())))
+            text(f"{folder}/system/apt.txt", "".join(f"{name}\n" for name in apt))
+            text(f"{folder}/system/python.txt", f"{stack.python}\n")
+        installed += [f"{wheel.name}=={wheel.version}" for wheel in others]
+        share(f"{folder}/wheels", others, installed)
+        installed += [f"{wheel.name}=={wheel.version}" for wheel in own]
+        for path in stack.local.get(layer.name, ()):
+            package = project.images / path
+            files.update(tree(package, f"{folder}/own/packages/{package.name}"))
+            installed.append(local_version(package))
+        share(f"{folder}/own", own, installed)
+        files[f"{folder}/patches/README"] = File(b"Patch series that this layer applies, one folder per package.\n")
+        for package_name in layer.patches:
+            locked = lock.patches.get(package_name)
+            if locked is not None:
+                files.update(series(project, package_name, locked.folder, f"{folder}/patches"))
+                text(f"{folder}/patches/{package_name}/tree", f"{locked.tree}\n")
+    share("layers/entrypoint", lock.entrypoint, [f"{wheel.name}=={wheel.version}" for wheel in lock.entrypoint])
+    share("layers/tools", lock.tools, ())
+    text("layers/tools/apt.txt", "".join(f"{name}\n" for name in stack.tools.apt))
+    files.update(tree(stack.tools.folder / "bin", "bin"))
+    files["bin/patches/udiff.py"] = File(source=Path(__file__).with_name("udiff.py"))
+    files.update(tree(project.entrypoints, "entrypoints"))
+    return files
+
+
+def tree(folder: Path, prefix: str) -> dict[str, File]:
+    """The source files of a folder."""
+    return {f"{prefix}/{path.relative_to(folder)}": File(source=path,
+                                                         executable=bool(path.stat().st_mode & stat.S_IXUSR))
+            for path in sorted(folder.rglob("*")) if path.is_file() and counts(path.relative_to(folder))}
+
+
+def series(project: Project, package: str, folder: str, prefix: str) -> dict[str, File]:
+    """The files of a patch series."""
+    return {f"{prefix}/{package}/{path.name}": File(source=path)
+            for path in sorted((project.patches / folder).iterdir()) if path.is_file()}
+
+
+def local_version(package: Path) -> str:
+    """`name==version` of a package of ours, from its pyproject.toml.
+
+    :raises ManifestError: it names neither.
+    """
+    try:
+        data = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return f"{data['name']}=={data['version']}"
+    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise ManifestError(Problem("a local package has no name and version", str(package / "pyproject.toml"),
+                                    found=repr(error), expected="[project] with name and version")) from None
+
+
+def write(wanted: Mapping[str, File], folder: Path) -> None:
+    """Make a folder hold exactly these files: only what changed is touched, what no longer belongs is removed.
+
+    :raises ManifestError: a wheel of the wheelhouse has another hash than the lock.
+    """
+    _check_linked(wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or path.is_symlink()}
+    for stale in present - wanted.keys():
+        (folder / stale).unlink()
+    for path, file in wanted.items():
+        _put(folder / path, file)
+    for empty in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(empty.iterdir()):
+            empty.rmdir()
+
+
+def _check_linked(wanted: Mapping[str, File]) -> None:
+    problems = Problems()
+    for file in wanted.values():
+        if file.source is None or not file.sha256:
+            continue
+        with file.source.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != file.sha256:
+            problems.add("a wheel of the wheelhouse is not the one that the lock names", str(file.source), found=found,
+                         expected=file.sha256, todo="remove the file from the wheelhouse, or lock again with it")
+    problems.raise_any()
+
+
+def _put(target: Path, file: File) -> None:
+    mode = 0o755 if file.executable else 0o644
+    if file.source is not None and (file.sha256 or file.trusted):  # a big file: a link costs nothing
+        if target.is_file() and target.samefile(file.source):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        link(file.source, target)
+        return
+    data = file.content()
+    if target.is_file() and target.read_bytes() == data and stat.S_IMODE(target.stat().st_mode) == mode:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    target.write_bytes(data)
+    target.chmod(mode)
+
+
+def link(source: Path, target: Path) -> None:
+    """Hard-link a file, or copy it where the file system does not allow that."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

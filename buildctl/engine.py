@@ -1,0 +1,227 @@
+"""Docker: BuildKit by `docker buildx bake` as a subprocess, everything else through the SDK.
+
+The SDK has no BuildKit (docker-py #2230), buildx has no inspect worth parsing: each does what it is good at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from buildctl.errors import (
+    AuthError,
+    BuildctlError,
+    BuildError,
+    EngineError,
+    Interrupted,
+    NetworkError,
+    Problem,
+    ResourceError,
+)
+from buildctl.progress import BuildRecord, Cause, Mode, Progress
+
+if TYPE_CHECKING:
+    import docker
+
+_ERRORS: Mapping[Cause, type[BuildctlError]] = {
+    Cause.STEP: BuildError, Cause.DEFINITION: BuildError, Cause.DISK: ResourceError, Cause.MEMORY: ResourceError,
+    Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.ENGINE: EngineError}
+_HINT = "start it (`make engine` installs and starts one on Debian and Ubuntu), or set DOCKER_HOST"
+#: how long buildx may take to clean up after an interrupt, in seconds
+_GRACE = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalImage:
+    """An image as the engine describes it. `size` in bytes, as the engine counts."""
+
+    id: str
+    digest: str
+    labels: Mapping[str, str]
+    size: int
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the engine says of itself."""
+
+    version: str
+    containerd_store: bool
+    root: str
+    #: free bytes on the engine's disk; None when it is not this machine's
+    free: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """A finished build: what it did, and the digest of each target."""
+
+    record: BuildRecord
+    digests: Mapping[str, str]
+
+
+class Engine:
+    """The engine that the docker client's settings point to."""
+
+    def __init__(self, timeout: float = 600) -> None:
+        self._timeout = timeout
+        self._client: docker.APIClient | None = None
+
+    @property
+    def client(self) -> docker.APIClient:
+        """The SDK's client, connected.
+
+        :raises EngineError: no engine answers.
+        """
+        if self._client is None:
+            import docker  # noqa: PLC0415 - not needed by most commands
+            from docker.errors import DockerException  # noqa: PLC0415
+
+            try:
+                client = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto",
+                                          timeout=int(self._timeout))
+            except DockerException as error:
+                raise EngineError(Problem("the Docker engine does not answer", "engine", found=_first(error),
+                                          expected="a running engine", todo=_HINT)) from None
+            self._client = client
+        return self._client
+
+    def facts(self) -> Facts:
+        """Version, image store and disk.
+
+        :raises EngineError: no engine answers.
+        """
+        info = self._ask("info")
+        status = {row[0]: row[1] for row in info.get("DriverStatus") or ()}
+        root = str(info.get("DockerRootDir", ""))
+        local = not os.environ.get("DOCKER_HOST", "unix://").startswith(("tcp://", "ssh://", "http"))
+        free = shutil.disk_usage(root).free if local and root and Path(root).is_dir() else None
+        return Facts(str(info.get("ServerVersion", "?")),
+                     str(status.get("driver-type", "")).startswith("io.containerd.snapshotter"), root, free)
+
+    def image(self, reference: str) -> LocalImage | None:
+        """An image by tag or id, None when the engine has none.
+
+        :raises EngineError: no engine answers.
+        """
+        from docker.errors import ImageNotFound  # noqa: PLC0415
+
+        try:
+            found = self._ask("inspect_image", reference)
+        except ImageNotFound:
+            return None
+        digests = [text.partition("@")[2] for text in found.get("RepoDigests") or ()]
+        return LocalImage(found["Id"], digests[0] if digests else "", dict((found.get("Config") or {}).get("Labels") or {}),
+                          int(found.get("Size", 0)), tuple(found.get("RepoTags") or ()))
+
+    def bake(self, folder: Path, targets: Sequence[str], log: Path, *, show: Mode = "auto", builder: str | None = None,
+             no_cache: bool = False, settings: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Baked:
+        """Build targets of `docker-bake.json` in `folder`.
+
+        :param log: file for the whole log.
+        :param show: how progress is shown on stderr.
+        :param settings: overrides as `--set` takes them.
+        :param environment: variables that bake reads secrets from.
+        :raises BuildctlError: of the class that fits the first true error.
+        :raises Interrupted: interrupted; buildx was told and waited for.
+        """
+        with tempfile.NamedTemporaryFile(prefix="buildctl-metadata-", suffix=".json") as metadata:
+            command = [self.program(), "buildx", "bake", "--file", "docker-bake.json", "--progress", "rawjson",
+                       "--metadata-file", metadata.name]
+            if builder:
+                command += ["--builder", builder]
+            if no_cache:
+                command.append("--no-cache")
+            for setting in settings:
+                command += ["--set", setting]
+            record = _follow([*command, *targets], folder, log, show, environment or {})
+            try:
+                found = json.loads(Path(metadata.name).read_text() or "{}")
+            except ValueError:
+                found = {}
+        return Baked(record, {target: str(values.get("containerimage.digest", ""))
+                              for target, values in found.items() if isinstance(values, dict)})
+
+    def program(self) -> str:
+        """The docker client that knows buildx; another one earlier on PATH may not.
+
+        :raises EngineError: there is none.
+        """
+        seen = []
+        for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)):
+            path = shutil.which("docker", path=folder)
+            if path is None:
+                continue
+            seen.append(path)
+            done = subprocess.run([path, "buildx", "version"], capture_output=True, check=False,
+                                  stdin=subprocess.DEVNULL)
+            if done.returncode == 0:
+                return path
+        raise EngineError(Problem("no docker client with buildx", "PATH", found=", ".join(seen) or "no docker at all",
+                                  expected="docker with the buildx plugin",
+                                  todo="`make engine` installs both on Debian and Ubuntu"))
+
+    def _ask(self, call: str, *arguments: str) -> dict[str, Any]:
+        import requests  # noqa: PLC0415
+        from docker.errors import APIError, NotFound  # noqa: PLC0415
+
+        try:
+            return cast(dict[str, Any], getattr(self.client, call)(*arguments))
+        except NotFound:
+            raise
+        except (APIError, requests.RequestException) as error:
+            raise EngineError(Problem("the Docker engine does not answer", "engine", found=_first(error),
+                                      expected="an answer", todo=_HINT)) from None
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _follow(command: Sequence[str], folder: Path, log: Path, show: Mode, environment: Mapping[str, str]) -> BuildRecord:
+    """Run buildx, follow its stream, and turn its end into an error or a record."""
+    env = {**os.environ, **environment, "BUILDX_BAKE_ENTITLEMENTS_FS": "0", "BUILDKIT_PROGRESS": "rawjson"}
+    with Progress(log=log, mode=show) as progress:
+        # a session of its own: an interrupt reaches buildx once, from us, and in order
+        process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, start_new_session=True)
+        stream = cast(BinaryIO, process.stderr)
+        try:
+            while data := os.read(stream.fileno(), 65536):
+                progress.feed(data)
+            code = process.wait()
+        except KeyboardInterrupt:
+            _stop(process)
+            progress.finish(130)
+            raise Interrupted(Problem("the build was interrupted", todo="run the same command again: finished steps "
+                                      "are kept in the cache")) from None
+        finally:
+            if process.poll() is None:
+                _stop(process)
+            stream.close()
+        record = progress.finish(code)
+    if code != 0:
+        error = record.error
+        if error is None:
+            raise BuildError(Problem("docker buildx failed without saying why", "build", found=f"exit status {code}",
+                                     todo=f"whole log: {log}"))
+        raise _ERRORS[error.cause](error.problem(str(log)))
+    return record
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,95 @@
+"""What this host lends to a build: CA bundle, package index, netrc, local wheels. Secrets stay in memory or files of
+the user; they reach RUN steps as BuildKit secrets only."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+#: where distributions keep the bundle of trusted certificates
+_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+            "/etc/ssl/cert.pem")
+_BUNDLE_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+_LINK_VARIABLES = ("UV_FIND_LINKS", "PIP_FIND_LINKS")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Settings of this host. `index` may hold credentials: never print it."""
+
+    ca: Path | None
+    index: str | None
+    netrc: Path | None
+    wheelhouses: tuple[Path, ...]
+
+    def uv_config(self) -> str | None:
+        """A uv.toml that names the host's index, or None when it uses the public one."""
+        if self.index is None:
+            return None
+        return f"[[index]]\nurl = {json.dumps(self.index)}\ndefault = true\n"
+
+    def local_wheels(self) -> dict[str, Path]:
+        """Every wheel in the wheelhouses by file name; an earlier wheelhouse wins."""
+        found: dict[str, Path] = {}
+        for folder in self.wheelhouses:
+            for path in sorted(folder.glob("*.whl")):
+                found.setdefault(path.name, path)
+        return found
+
+
+def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = None, home: Path | None = None) -> Host:
+    """Read this host's settings: the given wheelhouses, the environment, pip's configuration, netrc."""
+    env = os.environ if environ is None else environ
+    folder = Path(env["HOME"]) if home is None and "HOME" in env else home or Path.home()
+    config = _pip_config(env, folder)
+    netrc = Path(env["NETRC"]) if env.get("NETRC") else folder / ".netrc"
+    links = [link for name in _LINK_VARIABLES for link in env.get(name, "").replace(",", " ").split()]
+    links += config.get("find-links", "").split()
+    local = [path for link in links if (path := _local_path(link)) is not None]
+    return Host(
+        ca=_ca(env),
+        index=next((env[name] for name in _INDEX_VARIABLES if env.get(name)), config.get("index-url") or None),
+        netrc=netrc if netrc.is_file() else None,
+        wheelhouses=tuple(dict.fromkeys([*(path.resolve() for path in wheelhouses), *local])),
+    )
+
+
+def _ca(env: Mapping[str, str]) -> Path | None:
+    named = [env[name] for name in _BUNDLE_VARIABLES if env.get(name)]
+    return next((Path(text) for text in (*named, *_BUNDLES) if Path(text).is_file()), None)
+
+
+def _local_path(link: str) -> Path | None:
+    parts = urlsplit(link)
+    path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(link)
+    return path.resolve() if path.is_dir() else None
+
+
+def _pip_config(env: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The `[global]` and `[install]` sections of pip's configuration files, later ones winning, as pip reads them."""
+    if env.get("PIP_CONFIG_FILE") == os.devnull:
+        return {}
+    xdg = env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)
+    files = [*(Path(folder) / "pip" / "pip.conf" for folder in reversed(xdg) if folder), Path("/etc/pip.conf"),
+             home / ".pip" / "pip.conf", Path(env.get("XDG_CONFIG_HOME", home / ".config")) / "pip" / "pip.conf"]
+    if env.get("VIRTUAL_ENV"):
+        files.append(Path(env["VIRTUAL_ENV"]) / "pip.conf")
+    if env.get("PIP_CONFIG_FILE"):
+        files.append(Path(env["PIP_CONFIG_FILE"]))
+    found: dict[str, str] = {}
+    for path in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, OSError, UnicodeDecodeError):
+            continue  # pip itself will complain about its own file
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found.update(parser.items(section))
+    return found

@@ -1,0 +1,355 @@
+"""Publishing images: what has to move where, then moving it, then proof.
+
+The engine uploads (it has the bytes, sends several layers at once, and mounts what a neighbour repository has). Our own
+registry client asks for the right to push first, reads digests back, and moves further tags by digest. All conflicts
+are found before the first byte moves; fixed tags go first, moving ones last.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from buildctl import budget
+from buildctl import fault as faults
+from buildctl.credentials import Source, lookup
+from buildctl.errors import AuthError, NetworkError, Problem, TagExistsError, UsageError
+from buildctl.fault import Fault, Kind
+from buildctl.oci import INDEXES, Descriptor, Manifest
+from buildctl.reference import Reference
+from buildctl.registry import Registry
+from buildctl.retry import Failed, Policy, Retry
+from buildctl.upload import KEY_LABEL, NOTHING, LocalImage, Progress, Upload, exact_layers, layers_of, local_image, push
+
+if TYPE_CHECKING:
+    import docker
+
+Action = Literal["upload", "tag", "move", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One image for one repository: fixed tag in `target`, further fixed tags, moving tags."""
+
+    source: str
+    target: Reference
+    aliases: tuple[str, ...] = ()
+    moving: tuple[str, ...] = ()
+
+    @property
+    def claims(self) -> tuple[Reference, ...]:
+        """All tags that this job wants."""
+        return (self.target, *map(self.target.tagged, (*self.aliases, *self.moving)))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One tag: what is to be done, and the digest that it has now (empty: the tag is new)."""
+
+    action: Action
+    job: Job
+    target: Reference
+    current: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For `--json`."""
+        return {"action": self.action, "target": str(self.target), "source": self.job.source, "current": self.current}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tag as it is in the registry now, with the digest that was read back."""
+
+    action: Action
+    target: Reference
+    source: str
+    digest: str
+    layers: Progress = NOTHING
+    attempts: int = 1
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"action": self.action, "target": str(self.target), "source": self.source, "digest": self.digest,
+                "layers": {"sent": self.layers.pushed, "present": self.layers.present, "mounted": self.layers.mounted},
+                "attempts": self.attempts, "seconds": round(self.seconds, 2)}
+
+
+class Watcher:
+    """Hears what happens during a push; the default says nothing."""
+
+    def note(self, text: str) -> None:
+        """Something a user should know."""
+
+    def warn(self, problem: Problem) -> None:
+        """Something that may go wrong later."""
+
+    def retry(self, where: str, retry: Retry) -> None:
+        """About to wait and repeat."""
+
+    def progress(self, where: str, progress: Progress) -> None:
+        """Bytes moved."""
+
+    def done(self, result: Result) -> None:
+        """One tag is in place and proved."""
+
+
+class Publisher:
+    """Pushes from one engine to any number of registries. A context manager: it holds connections."""
+
+    def __init__(self, engine: docker.APIClient, *, policy: Policy | None = None, source: Source = lookup,
+                 watcher: Watcher | None = None) -> None:
+        self.engine = engine
+        self.policy = policy or Policy()
+        self.watcher = watcher or Watcher()
+        self._source = source
+        self._registries: dict[str, Registry] = {}
+        self._insecure: tuple[str, ...] | None = None
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for registry in self._registries.values():
+            registry.close()
+
+    def registry(self, host: str) -> Registry:
+        """The client for a host; plain HTTP where the engine is told to use it."""
+        if host not in self._registries:
+            self._registries[host] = Registry(
+                host, actions="pull,push", source=self._source, policy=self.policy,
+                plain_http=host in self._plain_hosts(), announce=lambda retry: self.watcher.retry(host, retry))
+        return self._registries[host]
+
+    def plan(self, jobs: Iterable[Job], *, rate: float = 0.0) -> list[Move]:
+        """What has to move, in order. Raises all conflicts at once: `TagExistsError`, or `AuthError` for a layer over
+        the limit of its registry.
+        """
+        jobs = tuple(dict.fromkeys(jobs))
+        _check_claims(jobs)
+        self._check_budgets(jobs, rate)
+        moves: list[Move] = []
+        conflicts: list[Problem] = []
+        for job in jobs:
+            image = local_image(self.engine, job.source)
+            first = self._fixed(job, image, job.target, conflicts)
+            moves.append(first)
+            moves += [self._fixed(job, image, job.target.tagged(tag), conflicts, first) for tag in job.aliases]
+            for tag in job.moving:
+                target = job.target.tagged(tag)
+                found = self.registry(target.registry).head(target.repository, tag)
+                current = found.digest if found else ""
+                moves.append(Move("keep" if current and current == first.current else "move", job, target, current))
+        if conflicts:
+            raise TagExistsError(conflicts)
+        return sorted(moves, key=lambda move: move.action == "move")
+
+    def publish(self, jobs: Iterable[Job], *, rate: float = 0.0) -> list[Result]:
+        """Plan, ask for the rights, upload, tag by digest, read back. Running it again does only what is missing."""
+        moves = self.plan(jobs, rate=rate)
+        for host, repository in sorted({(move.target.registry, move.target.repository) for move in moves
+                                        if move.action != "keep"}):
+            self.registry(host).check_push(repository)
+        results: list[Result] = []
+        digests: dict[Job, str] = {}
+        for move in moves:
+            if move.action == "keep":
+                result = Result("keep", move.target, move.job.source, move.current)
+            elif move.action == "upload":
+                result = self._upload(move)
+            else:
+                result = self._tag(move, digests[move.job])
+            digests.setdefault(move.job, result.digest)
+            results.append(result)
+            self.watcher.done(result)
+        return results
+
+    # ------------------------------------------------------------------ planning
+
+    def _fixed(self, job: Job, image: LocalImage, target: Reference, conflicts: list[Problem],
+               first: Move | None = None) -> Move:
+        """A fixed tag: new, already the same content, or a conflict. An alias follows its job's `first` move."""
+        registry = self.registry(target.registry)
+        found = registry.head(target.repository, target.tag)
+        if found is None:
+            return Move("tag" if first else "upload", job, target)
+        wanted = first.current if first else ""
+        if not (found.digest == wanted if wanted else self._same(image, registry, target.repository, found)):
+            conflicts.append(Problem(
+                "the tag exists with other content", str(target), found.digest, f"{wanted or image.id} ({job.source})",
+                "push under a new tag; a tag that is meant to move belongs to --moving"))
+        return Move("keep", job, target, found.digest)
+
+    def _same(self, image: LocalImage, registry: Registry, repository: str, found: Descriptor) -> bool:
+        """Same bytes, same config (graph drivers know no manifest digest), or same content key."""
+        if found.digest == image.id or found.digest in image.digests:
+            return True
+        manifest = registry.manifest(repository, found.digest)
+        config = None if manifest is None else config_of(registry, repository, manifest)
+        if config is None:
+            return False
+        if config.digest == image.id:
+            return True
+        labels = config_labels(registry, repository, config)
+        if image.key and labels.get(KEY_LABEL) == image.key:
+            self.watcher.note(f"{registry.host}/{repository}: built twice with content key {image.key[:12]}; "
+                              f"{found.digest} stays")
+            return True
+        return False
+
+    def _check_budgets(self, jobs: Iterable[Job], rate: float) -> None:
+        errors: list[Problem] = []
+        for source, host in dict.fromkeys((job.source, job.target.registry) for job in jobs):
+            layers = layers_of(self.engine, source) if budget.limit_of(host) else []
+            if layers and not budget.within(layers, host):
+                layers = exact_layers(self.engine, source) or layers
+            found, warnings = budget.check(layers, host, rate=rate)
+            errors += found
+            for warning in warnings:
+                self.watcher.warn(warning)
+        if errors:
+            raise AuthError(errors)
+
+    # ------------------------------------------------------------------ moving
+
+    def _upload(self, move: Move) -> Result:
+        """Let the engine push, as often as it takes; then read the digest back."""
+        started = time.monotonic()
+        where = str(move.target)
+        attempts = 0
+
+        def attempt() -> Upload:
+            nonlocal attempts
+            attempts += 1
+            return self._engine_push(move.target)
+
+        with self._named(move):
+            try:
+                upload = self.policy.run(attempt, lambda retry: self.watcher.retry(where, retry))
+            except Failed as failed:
+                raise faults.as_error(self._explained(failed.fault, move.target), where, attempts=attempts) from None
+            digest = upload.digest or local_image(self.engine, where).id
+        self._prove(move.target, digest)
+        return Result("upload", move.target, move.job.source, digest, upload.progress, attempts,
+                      time.monotonic() - started)
+
+    def _engine_push(self, target: Reference) -> Upload:
+        """One push; logged in again where the login ends in the middle, as long as layers arrive between."""
+        where = str(target)
+        for number in range(self.policy.attempts):
+            arrived = 0
+
+            def watch(progress: Progress) -> None:
+                nonlocal arrived
+                arrived = progress.pushed
+                self.watcher.progress(where, progress)
+
+            try:
+                return push(self.engine, target, self._source(target.registry).as_auth_config(), watch)
+            except Failed as failed:
+                if failed.fault.kind is not Kind.LOGIN or (number and not arrived):
+                    raise
+                self.watcher.note(f"{where}: the registry rejects the login, logging in again")
+                last = failed
+        raise last
+
+    def _explained(self, fault: Fault, target: Reference) -> Fault:
+        """The engine hides what the registry said; ask once more for a refusal's own words."""
+        if fault.kind not in {Kind.DENIED, Kind.MISSING}:
+            return fault
+        try:
+            self.registry(target.registry).check_push(target.repository)
+        except AuthError as error:
+            return Fault(fault.kind, f"{fault.text}; {error.problems[0].found}")
+        return fault
+
+    def _tag(self, move: Move, digest: str) -> Result:
+        """Point a tag at a digest that the repository has."""
+        started = time.monotonic()
+        registry = self.registry(move.target.registry)
+        manifest = registry.manifest(move.target.repository, digest)
+        if manifest is None:
+            raise _lost(move.target, digest, "nothing")
+        registry.put_manifest(move.target.repository, move.target.tag, manifest)
+        self._prove(move.target, digest)
+        return Result(move.action, move.target, move.job.source, digest, seconds=time.monotonic() - started)
+
+    def _prove(self, target: Reference, digest: str) -> None:
+        """Read the tag back and compare: another digest means another writer, or a broken registry."""
+        registry = self.registry(target.registry)
+        found = registry.head(target.repository, target.tag)
+        if found is not None and found.digest == digest:
+            return
+        shown = found.digest if found else "nothing"
+        manifest = registry.manifest(target.repository, target.tag)
+        stored = registry.manifest(target.repository, digest)
+        if manifest and stored and stored.digest == digest and manifest.digest != digest:
+            raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
+                                         digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
+        raise _lost(target, digest, shown)
+
+    @contextmanager
+    def _named(self, move: Move) -> Iterator[None]:
+        """The image under its target's name, which goes again unless it was there before."""
+        import docker.errors
+
+        name = str(move.target)
+        try:
+            self.engine.inspect_image(name)  # type: ignore[no-untyped-call]
+            existed = True
+        except docker.errors.NotFound:
+            existed = False
+        self.engine.tag(move.job.source, move.target.name, move.target.tag)
+        try:
+            yield
+        finally:
+            if not existed and name != move.job.source:
+                with suppress(docker.errors.APIError):
+                    self.engine.remove_image(name, noprune=True)
+
+    def _plain_hosts(self) -> tuple[str, ...]:
+        if self._insecure is None:
+            configs = (self.engine.info().get("RegistryConfig") or {}).get("IndexConfigs") or {}
+            self._insecure = tuple(name for name, config in configs.items() if not config.get("Secure", True))
+        return self._insecure
+
+
+def config_of(registry: Registry, repository: str, manifest: Manifest) -> Descriptor | None:
+    """The config of an image; of an index that of its first image, attestations passed over."""
+    if manifest.media_type in INDEXES:
+        for entry in manifest.content.get("manifests", []):
+            if (entry.get("platform") or {}).get("os", "linux") == "unknown":
+                continue
+            child = registry.manifest(repository, entry["digest"])
+            return child.blobs[0] if child else None
+        return None
+    return manifest.blobs[0]
+
+
+def config_labels(registry: Registry, repository: str, config: Descriptor) -> dict[str, str]:
+    """The labels in an image's config."""
+    content = json.loads(registry.blob(repository, config.digest))
+    return dict((content.get("config") or {}).get("Labels") or {})
+
+
+def _check_claims(jobs: Iterable[Job]) -> None:
+    """Refuse one tag wanted twice: the later push would win without a word."""
+    owners: dict[Reference, str] = {}
+    problems = []
+    for job in jobs:
+        for claim in job.claims:
+            if claim in owners:
+                problems.append(Problem("two images or options want the same tag", str(claim),
+                                        f"{owners[claim]} and {job.source}", "one", "give each its own tag"))
+            owners[claim] = job.source
+    if problems:
+        raise UsageError(problems)
+
+
+def _lost(target: Reference, digest: str, found: str) -> NetworkError:
+    return NetworkError(Problem("the registry does not show what was pushed", str(target), found, digest,
+                                "repeat the push; if it stays so, the registry or a cache in front of it is broken"))

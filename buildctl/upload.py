@@ -1,0 +1,181 @@
+"""The engine's side of a push: look an image up, push it, understand the stream (docker SDK).
+
+Shapes recorded from engine 26.1.5 with both image stores. The SDK's push answers HTTP 200 and reports errors inside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from buildctl import fault as faults
+from buildctl.budget import MIB, Layer
+from buildctl.errors import EngineError, Problem, UsageError
+from buildctl.fault import Fault, Kind
+from buildctl.reference import Reference
+from buildctl.retry import Failed
+
+if TYPE_CHECKING:
+    import docker
+
+#: the label that holds an image's content key: two builds with the same key are the same content
+KEY_LABEL = "io.github.sgl-buildctl.key"
+_DIGEST_LINE = re.compile(r": digest: (sha256:[0-9a-f]{64}) size: (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalImage:
+    """An image in the engine: its id (manifest digest on the containerd store, else config digest), digests, labels."""
+
+    id: str
+    digests: frozenset[str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The content key, empty when it has none."""
+        return self.labels.get(KEY_LABEL, "")
+
+
+def connect(timeout: float = 600.0) -> docker.APIClient:
+    """The engine, as `docker` finds it. `timeout`: seconds of silence in a push. Raises `EngineError`."""
+    import docker
+    import docker.errors
+    import docker.utils
+
+    try:
+        return docker.APIClient(**docker.utils.kwargs_from_env(), version="auto", timeout=int(timeout))
+    except docker.errors.DockerException as error:
+        raise EngineError(Problem("the Docker engine does not answer", "", str(error).splitlines()[0],
+                                  "a running engine", "start it, or set DOCKER_HOST; `docker info` must answer")
+                          ) from None
+
+
+def local_image(engine: docker.APIClient, name: str) -> LocalImage:
+    """Look an image up in the engine. Raises `UsageError` when it is not there."""
+    import docker.errors
+
+    try:
+        found: dict[str, Any] = engine.inspect_image(name)  # type: ignore[no-untyped-call]
+    except docker.errors.NotFound:
+        raise UsageError(Problem("no such image in the engine", name, "", "an image that was built or pulled here",
+                                 "build it first; `docker images` lists what there is")) from None
+    digests = frozenset(entry.rpartition("@")[2] for entry in found.get("RepoDigests") or [])
+    return LocalImage(found["Id"], digests, (found.get("Config") or {}).get("Labels") or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes sent and bytes known so far of an upload, and layers by what became of them."""
+
+    sent: int = 0
+    total: int = 0
+    pushed: int = 0
+    present: int = 0
+    mounted: int = 0
+
+
+NOTHING = Progress()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What the engine's push stream said: the digest it pushed (empty: not said) and the counts."""
+
+    digest: str
+    progress: Progress
+
+
+def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], None] | None = None) -> Upload:
+    """Follow a push stream to its end. Raises `Failed` for an error inside it (the HTTP status is 200 all the same).
+
+    The digest comes as `aux` (graph drivers) or only in the last status text (containerd store).
+    """
+    layers: dict[str, tuple[str, int, int]] = {}
+    digest = ""
+    for line in lines:
+        error = line.get("error") or (line.get("errorDetail") or {}).get("message")
+        if error:
+            raise Failed(faults.of_engine(str(error)))
+        status, layer = str(line.get("status", "")), str(line.get("id", ""))
+        digest = str((line.get("aux") or {}).get("Digest", "")) or digest
+        if found := _DIGEST_LINE.search(status):
+            digest = found[1]
+        if layer:
+            detail = line.get("progressDetail") or {}
+            _, sent, total = layers.get(layer, ("", 0, 0))
+            layers[layer] = (status, int(detail.get("current", sent)), int(detail.get("total", total)))
+            if watch is not None:
+                watch(_progress(layers.values()))
+    return Upload(digest, _progress(layers.values()))
+
+
+def _progress(layers: Iterable[tuple[str, int, int]]) -> Progress:
+    layers = tuple(layers)
+
+    def count(start: str) -> int:
+        return sum(status.startswith(start) for status, _, _ in layers)
+
+    return Progress(sum(sent for _, sent, _ in layers), sum(total for _, _, total in layers), count("Pushed"),
+                    count("Layer already exists"), count("Mounted"))
+
+
+def layers_of(engine: docker.APIClient, image: str) -> list[Layer]:
+    """The image's layers with their unpacked sizes: upper bounds of what travels."""
+    history: list[dict[str, Any]] = engine.history(image)  # type: ignore[no-untyped-call]
+    return [Layer(int(step.get("Size") or 0), str(step.get("CreatedBy") or ""), exact=False)
+            for step in reversed(history) if step.get("Size")]
+
+
+def push(engine: docker.APIClient, target: Reference, login: Mapping[str, str],
+         watch: Callable[[Progress], None] | None = None) -> Upload:
+    """Push the local image `target`. Raises `Failed`."""
+    import docker.errors
+    import requests
+
+    try:
+        lines = engine.push(target.name, tag=target.tag, stream=True, decode=True, auth_config=dict(login))
+        return read_stream(lines, watch)
+    except docker.errors.APIError as error:
+        raise Failed(faults.of_engine(str(error.explanation or error))) from None
+    except requests.exceptions.RequestException as error:
+        text = "the push stood still for too long" if "timed out" in str(error).lower() else "the engine hung up"
+        raise Failed(Fault(Kind.TRANSIENT, text)) from None
+
+
+def exact_layers(engine: docker.APIClient, image: str) -> list[Layer]:
+    """The layers with their sizes as they travel, read from the engine's export; empty when it keeps none compressed.
+
+    Reads the whole image once: for layers near a limit only.
+    """
+    documents: dict[str, Any] = {}
+    with tarfile.open(fileobj=cast("IO[bytes]", _Reader(engine.get_image(image))), mode="r|") as archive:
+        for member in archive:
+            name = member.name.removeprefix("./")
+            if member.isfile() and member.size < MIB and (content := archive.extractfile(member)):
+                with suppress(ValueError):
+                    documents[name] = json.load(content)
+    for document in documents.values():
+        layers = document.get("layers") if isinstance(document, dict) else None
+        if layers and all(isinstance(layer, dict) for layer in layers):
+            return [Layer(int(layer["size"]), "", exact=not str(layer["mediaType"]).endswith("tar"))
+                    for layer in layers if "in-toto" not in str(layer["mediaType"])]
+    return []
+
+
+class _Reader:
+    """Just enough of a file for tarfile's stream mode."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self._rest = iter(chunks), b""
+
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size and (chunk := next(self._chunks, b"")):
+            self._rest += chunk
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
