@@ -172,7 +172,8 @@ class Step:
             self._open.add(report)
             return
         self._open.discard(report)
-        self._completed.add(vertex.digest)
+        if not vertex.relink:
+            self._completed.add(vertex.digest)
         self._spans.append((vertex.started, vertex.completed))
         if not self._open:
             self.since = None

@@ -27,6 +27,7 @@ class Vertex:
     completed: float | None = None
     cached: bool = False
     error: str = ""
+    relink: bool = False  # puts what COPY --link made, perhaps long ago, upon the present base
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,11 @@ def _events_of(status: dict[str, Any]) -> Iterator[Event]:
     for item in _items(status, "vertexes"):
         group = item.get("progressGroup")
         name = str(item.get("name", ""))
-        if not name.startswith("[") and isinstance(group, dict):
-            # parts of one instruction (COPY --link) carry the instruction's name in their group
-            name = str(group.get("name") or name)
-        yield Vertex(str(item.get("digest", "")), name, _seconds(item.get("started")), _seconds(item.get("completed")),
-                     item.get("cached") is True, str(item.get("error", "")))
+        # COPY --link is two vertexes, the second named "LINK COPY ..."; their group has the instruction's name
+        whole = str(group.get("name") or name) if isinstance(group, dict) else name
+        yield Vertex(str(item.get("digest", "")), whole, _seconds(item.get("started")),
+                     _seconds(item.get("completed")), item.get("cached") is True, str(item.get("error", "")),
+                     whole != name)
     for item in _items(status, "statuses"):
         current = item.get("current")
         yield Transfer(str(item.get("vertex", "")), str(item.get("id", "")), current if isinstance(current, int) else 0)

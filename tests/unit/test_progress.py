@@ -25,7 +25,7 @@ from buildctl.progress.render import choose, duration, size
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "rawjson"
 NAMES = sorted(path.stem for path in RECORDED.glob("*.txt"))
-SUCCEEDED = {"success", "cached", "push", "pull", "progress"}
+SUCCEEDED = {"success", "cached", "push", "pull", "progress", "link"}
 
 
 def recorded(name: str) -> bytes:
@@ -103,7 +103,10 @@ def test_malformed_parts_of_a_status_are_passed_over() -> None:
 
 def test_parts_of_one_instruction_are_named_by_their_group() -> None:
     group = {"id": "g", "name": "[a 2/2] COPY --link x /"}
-    assert decode(vertex("merge (a, b)", progressGroup=group)) == [Vertex("merge (a, b)", "[a 2/2] COPY --link x /")]
+    assert decode(vertex("[a 2/2] LINK COPY --link x /", digest="d", progressGroup=group)) == [
+        Vertex("d", "[a 2/2] COPY --link x /", relink=True)]
+    assert decode(vertex("[a 2/2] COPY --link x /", digest="d", progressGroup=group)) == [
+        Vertex("d", "[a 2/2] COPY --link x /")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,6 +201,15 @@ def test_a_build_without_changes_runs_nothing() -> None:
     assert (record.ran, record.cached) == (0, 6)
     assert not [line for line in shown.splitlines() if "2/2] RUN" in line]
     assert shown.count("cached: RUN echo cuda") == 1
+
+
+def test_a_cached_copy_that_is_linked_to_a_new_base_did_not_run() -> None:
+    record, shown = replay("link")
+    assert states(record) == {"cuda 2/2": "ran", "entrypoint 1/2": "cached", "entrypoint 2/2": "cached",
+                              "cuda-image 1/3": "cached", "cuda-image 2/3": "cached", "cuda-image 3/3": "ran",
+                              "cuda export": "ran", "cuda-image export": "ran"}
+    assert "LINK" not in shown
+    assert shown.count("COPY --link word /word") == 1
 
 
 def test_the_first_true_error_among_canceled_steps() -> None:
