@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from packaging.version import Version
+
 from buildctl import patch_edit, patch_git, patches, udiff
 from buildctl.errors import PatchError, Problem
 from buildctl.patch_matrix import APPLIES, OFFSET, UPSTREAM, attempt
@@ -30,14 +32,17 @@ class Step:
 def step(series: Series, patch: Patch, old: Reader, new: Reader, onto: str, today: str) -> Step:
     """One patch of `series` onto a release.
 
-    `old` reads the release that the series is for, `new` the other one with the patches carried so far.
+    `old` reads the release that the series is for, `new` the other one with the patches carried so far. What a header
+    says of a release that has the change is a person's word and goes first; else it is found out.
     """
     before = patches.apply_series(patch_edit.up_to(series, patch.name, included=False), old).files
     base: Reader = lambda path: before[path] if path in before else old(path)  # noqa: E731
+    claim = patch.header.upstream_release
+    if claim and Version(claim) <= Version(onto):
+        return Step(patch, "dropped", f"applied upstream in {patch.header.applied_upstream}")
     cell, changed = attempt(patch, base, new)
     if cell.state == UPSTREAM:
-        claim = patch.header.upstream_release
-        return Step(patch, "dropped", f"applied upstream in {claim or onto}")
+        return Step(patch, "dropped", f"applied upstream in {onto}, or before")
     if cell.state in (APPLIES, OFFSET):
         return _carried(patch, changed, new, today, "applies" if cell.state == APPLIES else f"offset {cell.detail}")
     missing = tuple(file.path for file in patch.diff.files if not file.created and new(file.path) is None)
