@@ -25,6 +25,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _CLIPPED = re.compile(r"\[output clipped, log limit .* reached\]")
 _PROCESS = re.compile(r'process "(?P<command>.*)" did not complete successfully: (?P<reason>exit code: (?P<code>\d+))',
                       re.DOTALL)
+_RUN_OPTIONS = re.compile(r"^RUN (?:--\S+ )+")
 _PLACE = re.compile(r"\S+:\d+")
 _RULE = re.compile(r"-{10,}")
 _CANCELED = "context canceled"
@@ -451,8 +452,8 @@ def clean(line: bytes) -> str:
 
 
 def brief(instruction: str, width: int = 100) -> str:
-    """An instruction on one line, cut to the width."""
-    text = " ".join(instruction.split())
+    """An instruction on one line, cut to the width; a RUN without its mounts, which would fill the line."""
+    text = _RUN_OPTIONS.sub("RUN ", " ".join(instruction.split()))
     return text if len(text) <= width else f"{text[:width - 1]}…"
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildctl.progress import BuildRecord, Cause, Mode, Progress
-from buildctl.progress.model import Kind, State, clean, parse_name
+from buildctl.progress.model import Kind, State, brief, clean, parse_name
 from buildctl.progress.rawjson import Decoder, Event, Log, Text, Transfer, Vertex, Warned
 from buildctl.progress.render import choose, duration, size
 
@@ -543,6 +543,12 @@ def test_an_exception_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -
         progress.feed("not bytes")  # type: ignore[arg-type]
     shown = screen.close()
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_an_instruction_on_one_line() -> None:
+    assert brief("RUN --mount=type=bind,source=a,target=/a     --network=none sh  -c 'x --y'") == "RUN sh -c 'x --y'"
+    assert brief("COPY --link a b") == "COPY --link a b"
+    assert brief("RUN " + "x" * 200, 20) == "RUN xxxxxxxxxxxxxxx…"
 
 
 def test_times_and_sizes_as_people_say_them() -> None:
