@@ -38,7 +38,7 @@ def ensure(base: LockedBase, platform: str, cache: Path, say: Callable[[str], No
         raise EngineError(Problem(
             "this machine cannot make the base", "base", found="no mmdebstrap on PATH",
             expected="mmdebstrap (package mmdebstrap on Debian and Ubuntu)",
-            todo="install it (`make engine` does), or lock the stack against a registry: `buildctl lock --base registry`"))
+            todo="install it (`make engine` does), or take the base from a registry: `buildctl lock --base registry`"))
     say(f"base: making {base.suite} with mmdebstrap")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as folder:
@@ -46,7 +46,7 @@ def ensure(base: LockedBase, platform: str, cache: Path, say: Callable[[str], No
         command = [program, "--variant=minbase", f"--architectures={_ARCHITECTURES[platform]}", "--quiet",
                    *([f"--include={','.join(base.include)}"] if base.include else []), base.suite, str(tar),
                    *mirrors()]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
                               env={**os.environ, "LC_ALL": "C.UTF-8"})
         if done.returncode != 0 or not tar.is_file():
             tail = "\n            ".join(done.stderr.strip().splitlines()[-8:])

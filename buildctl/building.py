@@ -49,7 +49,8 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {"images": [built.as_dict() for built in self.images], "seconds": round(self.seconds, 3),
-                "log": str(self.log) if self.log else None, "build": self.baked.record.as_dict() if self.baked else None}
+                "log": str(self.log) if self.log else None,
+                "build": self.baked.record.as_dict() if self.baked else None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,11 @@ class LazyGroup(click.Group):
     """Knows its commands by table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """All commands, in the order of a day's work."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"buildctl.commands.{COMMANDS[cmd_name][0]}")
@@ -43,15 +45,19 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The command list, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context,
+                        args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, or a hint to those who meant BuildKit's client."""
         if args[0] in _BUILDKIT:
             raise _not_buildkit(args[0])
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words after `buildctl`, or a hint to those who meant BuildKit's client."""
         for word in args[:1]:
             if word.split("=")[0] in _BUILDKIT:
                 raise _not_buildkit(word)

@@ -83,8 +83,8 @@ class Engine:
         :raises EngineError: no engine answers.
         """
         if self._client is None:
-            import docker  # noqa: PLC0415 - not needed by most commands
-            from docker.errors import DockerException  # noqa: PLC0415
+            import docker
+            from docker.errors import DockerException
 
             try:
                 client = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto",
@@ -113,18 +113,20 @@ class Engine:
 
         :raises EngineError: no engine answers.
         """
-        from docker.errors import ImageNotFound  # noqa: PLC0415
+        from docker.errors import ImageNotFound
 
         try:
             found = self._ask("inspect_image", reference)
         except ImageNotFound:
             return None
         digests = [text.partition("@")[2] for text in found.get("RepoDigests") or ()]
-        return LocalImage(found["Id"], digests[0] if digests else "", dict((found.get("Config") or {}).get("Labels") or {}),
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        return LocalImage(found["Id"], digests[0] if digests else "", dict(labels),
                           int(found.get("Size", 0)), tuple(found.get("RepoTags") or ()))
 
-    def bake(self, folder: Path, targets: Sequence[str], log: Path, *, show: Mode = "auto", builder: str | None = None,
-             no_cache: bool = False, settings: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Baked:
+    def bake(self, folder: Path, targets: Sequence[str], log: Path, *, show: Mode = "auto",
+             builder: str | None = None, no_cache: bool = False, settings: Sequence[str] = (),
+             environment: Mapping[str, str] | None = None) -> Baked:
         """Build targets of `docker-bake.json` in `folder`.
 
         :param log: file for the whole log.
@@ -171,8 +173,8 @@ class Engine:
                                   todo="`make engine` installs both on Debian and Ubuntu"))
 
     def _ask(self, call: str, *arguments: str) -> dict[str, Any]:
-        import requests  # noqa: PLC0415
-        from docker.errors import APIError, NotFound  # noqa: PLC0415
+        import requests
+        from docker.errors import APIError, NotFound
 
         try:
             return cast(dict[str, Any], getattr(self.client, call)(*arguments))

@@ -85,8 +85,9 @@ def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache:
         if locked is None or wheel is None:
             raise ManifestError(Problem(f"the lock knows no series for '{package}'", stack.place,
                                         todo=f"run `buildctl lock {stack.name}`"))
-        found[package] = patches.check(patches.read_series(project.patches / folder), _reader(package, wheel, host, cache),
-                                       wheel.sha256, tree=locked.tree, cache=cache / "patches")
+        series = patches.read_series(project.patches / folder)
+        found[package] = patches.check(series, _reader(package, wheel, host, cache), wheel.sha256, tree=locked.tree,
+                                       cache=cache / "patches")
     return found
 
 
@@ -133,7 +134,7 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
     image, bootstrap = stack.base.image, stack.base.bootstrap
     if wanted != "bootstrap" and image is not None:
         try:
-            return LockedBase("registry", image=image, digest=_digest(image, stack))
+            return LockedBase("registry", image=image, digest=_digest(image))
         except BuildctlError:
             if wanted == "registry" or bootstrap is None:
                 raise
@@ -143,7 +144,7 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
     return LockedBase("bootstrap", suite=bootstrap.suite, include=bootstrap.include)
 
 
-def _digest(image: str, stack: Stack) -> str:
+def _digest(image: str) -> str:
     """The digest of the base for the stack's platform, asked of its registry."""
     parsed = reference.parse(image)
     if parsed.digest:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -10,6 +13,7 @@ from buildctl import building, host, locking
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
 from buildctl.engine import Engine
+from buildctl.progress import Mode
 
 
 @click.command()
@@ -31,7 +35,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
     found, composition = composed(root, stack_name, wheelhouses, lent)
     cache = cache_dir()
     locking.check_patches(composition.stack, found, composition.lock, lent, cache)
-    request = building.Request(images, builder, no_cache, progress)
+    request = building.Request(images, builder, no_cache, cast(Mode, progress))
     outcome = building.build(found, composition, lent, Engine(), request, cache,
                              lambda text: click.echo(text, err=True))
     if not as_json:
@@ -48,7 +52,22 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
     pushed = _push(outcome, push_to) if push_to else []
     if as_json:
         emit({**outcome.as_dict(), "pushed": pushed})
+    else:
+        for result in pushed:
+            click.echo(f"pushed   {result['target']}@{result['digest']}")
 
 
-def _push(outcome: building.Outcome, targets: tuple[str, ...]) -> list[object]:
-    raise NotImplementedError
+def _push(outcome: building.Outcome, targets: tuple[str, ...], timeout: float = 600) -> list[dict[str, object]]:
+    """Each image by its content key, which never moves, then its version tag, which does."""
+    from buildctl.commands.push import Speaker
+    from buildctl.push import Job, Publisher
+    from buildctl.reference import parse, parse_target
+    from buildctl.upload import connect
+
+    places = [parse_target(text) for text in targets]
+    jobs = []
+    for built in outcome.images:
+        version_tag, key_tag = (parse(tag) for tag in built.image.tags)
+        jobs += [Job(str(key_tag), place.place(key_tag), moving=(version_tag.tag,)) for place in places]
+    with closing(connect(timeout)) as client, Publisher(client, watcher=Speaker(sys.stderr.isatty())) as publisher:
+        return [result.as_dict() for result in publisher.publish(jobs)]

@@ -33,7 +33,8 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, wheelhouses: t
         image = change.image
         click.echo(f"\n{image.tags[0]}  {change.state}" + (f": {', '.join(change.reasons)}" if change.reasons else ""))
         click.echo(f"  key {image.key.value[:16]}, chain {image.chain.value[:16]}")
-        biggest = ", ".join(f"{wheel.name} {wheel.version} {size(wheel.size)}" for wheel in plan.largest(image.wheels, 4))
+        biggest = ", ".join(f"{wheel.name} {wheel.version} {size(wheel.size)}"
+                            for wheel in plan.largest(image.wheels, 4))
         click.echo(f"  {len(image.wheels)} wheels, {size(change.download)}" + (f": {biggest}" if biggest else ""))
         for patch in image.patches:
             click.echo(f"  patch {patch}")
