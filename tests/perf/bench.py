@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from buildctl.progress.model import brief
 from entrypoints import client
 from tests.perf.compare import Comparison, Timing, compare
 from tests.registry.server import RegistryServer
@@ -191,7 +192,8 @@ def patch(options: argparse.Namespace) -> Result:
             made |= {tag for image in report["images"] for tag in image["tags"]}
         steps = [step for step in report["build"]["steps"] if step["state"] == "ran"]
         for step in steps:
-            facts[f"ran: {step['stage']} {step['position']} {step['instruction'][:60]}"] = f"{step['seconds']:.1f} s"
+            what = " ".join(filter(None, (step["stage"], step["position"], brief(step["instruction"], 70))))
+            facts[f"ran: {what}"] = f"{step['seconds']:.1f} s"
         # a changed image is another one: its fixed tag would be refused, so it gets another
         tag = report["images"][-1]["tags"][0]
         renamed = f"{tag.rpartition(':')[0]}:measured"
