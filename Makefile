@@ -1,0 +1,51 @@
+# From a bare machine: `make demo` (builds the CPU stack, runs its image, prints a verdict) and `make test`.
+# Everything that a target needs it makes: Python environment, engine, base, images, models.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+ENV := $(VENV)/.made
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
+
+env: $(ENV) ## the Python environment in .venv, from the locked requirements
+$(ENV): requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.11 ..."'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+engine: ## a Docker engine, when none answers (Debian and Ubuntu, as root)
+	sh scripts/engine.sh
+
+lint: $(ENV) ## ruff and mypy in strict mode
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-unit: $(ENV) ## tests that need neither engine nor network
+	$(BIN)/pytest tests/unit
+
+test: $(ENV) engine lint ## everything, for real: lint, unit, engine, registry, server in its container
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+test-stack: $(ENV) engine ## build the whole CUDA 13 stack and look into it (10 GB, long)
+	$(BIN)/pytest tests/stack -m stack
+
+bench: $(ENV) engine ## our own speed, side by side with plain tools
+	$(BIN)/python tests/perf/bench.py
+
+demo-model: $(ENV) engine ## the tiny models of the demo, made inside the image
+	sh scripts/demo.sh model
+
+demo: $(ENV) engine ## build the CPU stack, run its image, benchmark EAGLE-3 against the baseline
+	sh scripts/demo.sh
+
+clean: ## what builds and demos wrote into the checkout; images stay
+	rm -rf .buildctl results .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+.PHONY: help env engine lint test-unit test test-stack bench demo-model demo clean
