@@ -37,7 +37,7 @@ test-stack: $(ENV) engine ## build the whole CUDA 13 stack and look into it (10 
 	$(BIN)/pytest tests/stack -m stack
 
 bench: $(ENV) engine ## our own speed, side by side with plain tools
-	$(BIN)/python tests/perf/bench.py
+	$(BIN)/python -m tests.perf.bench
 
 demo-model: $(ENV) engine ## the tiny models of the demo, made inside the image
 	sh scripts/demo.sh model

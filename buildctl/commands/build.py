@@ -44,9 +44,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             click.echo(f"{state:8} {built.image.tags[0]:40} {size(built.size):>9}  {built.digest[:19]}  "
                        f"key {built.image.key.value[:16]}")
         if outcome.baked is not None:
-            record = outcome.baked.record
-            click.echo(f"{record.ran} steps ran, {record.cached} cached, {outcome.seconds:.1f} s; log {outcome.log}",
-                       err=True)
+            click.echo(f"whole log: {outcome.log}", err=True)
         else:
             click.echo("nothing to build: the engine has every image under its content key", err=True)
     pushed = _push(outcome, push_to) if push_to else []

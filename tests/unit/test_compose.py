@@ -1,0 +1,278 @@
+"""Composition: one Dockerfile, keys that hold exactly what determines a layer, files that travel in the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildctl import compose as composing
+from buildctl import context, stack
+from buildctl.compose import Composition, compose
+from buildctl.errors import ManifestError
+from buildctl.host import Host
+from buildctl.lock import LockedBase
+from tests.unit.projects import IMAGES, STACK, lock_of, make, ready, wheel
+
+NO_HOST = Host(None, None, None, ())
+
+
+def composed(root: Path, host: Host = NO_HOST, stack_text: str = STACK, revision: str = "") -> Composition:
+    project, loaded, lock = ready(root, stack_text)
+    return compose(project, loaded, lock, host, revision)
+
+
+def again(root: Path, host: Host = NO_HOST, **changes: Any) -> Composition:
+    """Compose a project that lies there already, with a lock that fits it."""
+    from buildctl.project import Project
+
+    project = Project(root)
+    loaded = stack.load(project, "small")
+    return compose(project, loaded, replace(lock_of(project, loaded), **changes), host)
+
+
+def keys(composition: Composition) -> dict[str, tuple[str, str]]:
+    return {image.name: (image.chain.value, image.key.value) for image in composition.images}
+
+
+def test_one_dockerfile_in_chain_order(tmp_path: Path) -> None:
+    text = composed(tmp_path).dockerfile
+    stages = [line for line in text.splitlines() if line.startswith("FROM ")]
+    assert stages == [
+        "FROM scratch AS base", "FROM base AS tools", "FROM tools AS entrypoint-env", "FROM entrypoint-env AS entrypoint",
+        "FROM base AS cuda-system", "FROM cuda-system AS cuda", "FROM cuda AS torch", "FROM torch AS sglang",
+        "FROM cuda AS cuda-image", "FROM torch AS torch-image", "FROM sglang AS sglang-image"]
+    assert "ADD base/base.tar /" in text
+
+
+def test_a_registry_base_is_pinned_by_digest(tmp_path: Path) -> None:
+    composed(tmp_path)
+    digest = "sha256:" + "1" * 64
+    text = again(tmp_path, base=LockedBase("registry", image="debian:bookworm-slim", digest=digest)).dockerfile
+    assert f"FROM debian:bookworm-slim@{digest} AS base\n" in text
+    assert "base.tar" not in text
+
+
+def test_a_share_lists_exact_hashes_per_index(tmp_path: Path) -> None:
+    files = composed(tmp_path).files
+    own = files["layers/torch/own/index/special.txt"].content().decode()
+    assert own == f"--index-url https://index.example/simple\ntorch==2.0+cpu --hash=sha256:{'ab' * 32}\n"
+    assert files["layers/torch/own/index/public.txt"].content() == b""
+    assert files["layers/torch/wheels/index/public.txt"].content().decode().startswith("needed==1.0 --hash")
+
+
+def test_the_guard_expects_everything_so_far_and_no_more(tmp_path: Path) -> None:
+    files = composed(tmp_path).files
+    assert files["layers/cuda/wheels/expect.txt"].content() == b""
+    assert files["layers/torch/wheels/expect.txt"].content() == b"needed==1.0\n"
+    assert files["layers/torch/own/expect.txt"].content() == b"needed==1.0\ntorch==2.0+cpu\n"
+    assert files["layers/sglang/own/expect.txt"].content().split() == [
+        b"helper==3", b"needed==1.0", b"ours==1.0", b"sglang==0.5", b"torch==2.0+cpu"]
+
+
+def test_image_json_holds_what_the_entrypoint_needs(tmp_path: Path) -> None:
+    composition = composed(tmp_path)
+    facts = json.loads(composition.files["image/sglang/image.json"].content())
+    assert facts["key"] == composition.image("sglang").key.value
+    assert facts["patches"][0]["name"] == "0001-change.patch"
+    assert facts["patches"][0]["marker"] == "changed"
+    assert facts["trees"] == {"sglang": "12" * 32}
+    assert facts["profile"]["arms"]["eagle3"] == {"speculative-algorithm": "EAGLE3"}
+    below = json.loads(composition.files["image/torch/image.json"].content())
+    assert below["profile"] is None
+    assert below["patches"] == []
+    assert set(below["packages"]) == {"torch", "needed"}
+
+
+def test_tags_and_labels(tmp_path: Path) -> None:
+    image = composed(tmp_path, revision="c0ffee").image("torch")
+    assert image.tags == ("torch:2.0-small", f"torch:key-{image.key.value[:16]}")
+    assert image.labels["org.opencontainers.image.version"] == "2.0-small"
+    assert image.labels["org.opencontainers.image.revision"] == "c0ffee"
+    assert image.labels["buildctl.key"] == image.key.value
+    assert "buildctl.patches" not in image.labels
+
+
+def test_the_bake_file_names_secrets_and_holds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy")
+    ca, netrc = tmp_path / "ca.pem", tmp_path / "netrc"
+    bake = composed(tmp_path / "p", Host(ca, "https://user:secret@index.example", netrc, ())).bake
+    text = json.dumps(bake)
+    assert "secret@" not in text
+    target: dict[str, Any] = bake["target"]["torch-image"]  # type: ignore[index]
+    assert target["secret"] == [f"id=ca,src={ca}", "id=index,env=BUILDCTL_INDEX_CONFIG", f"id=netrc,src={netrc}"]
+    assert target["args"]["HTTPS_PROXY"] == "${HTTPS_PROXY}"
+    assert target["args"]["IMAGE"] == "torch"
+    assert bake["variable"] == {"HTTPS_PROXY": {"default": ""}}
+
+
+# --- keys: only what determines a layer counts, and everything that does ----------------------------------------------
+
+
+def test_keys_do_not_depend_on_place_time_commit_or_key_order(tmp_path: Path) -> None:
+    first = composed(tmp_path / "a", revision="one")
+    text = "\n".join(reversed([block for block in STACK.split("\n") if block in ("targets: [cpu]", "tag: small")]))
+    reordered = STACK.replace("targets: [cpu]\n", "").replace("tag: small\n", "") + text + "\n"
+    second = composed(tmp_path / "b", stack_text=reordered, revision="two")
+    for path in (tmp_path / "b").rglob("*"):
+        os.utime(path, (0, 0))
+    assert keys(first) == keys(second) == keys(again(tmp_path / "b"))
+
+
+def test_the_entrypoint_is_on_top_and_never_below(tmp_path: Path) -> None:
+    before = composed(tmp_path)
+    (tmp_path / "entrypoints" / "__init__.py").write_text('"""changed"""\n')
+    after = again(tmp_path)
+    for image in before.images:
+        assert image.chain == after.image(image.name).chain
+        assert image.key != after.image(image.name).key
+
+
+def test_a_patch_changes_its_layer_alone(tmp_path: Path) -> None:
+    before = composed(tmp_path)
+    path = tmp_path / "patches" / "sglang" / "0.5" / "0001-change.patch"
+    path.write_text(path.read_text().replace('"changed"', '"changed!"'))
+    after = again(tmp_path)
+    assert keys(before)["cuda"] == keys(after)["cuda"]
+    assert keys(before)["torch"] == keys(after)["torch"]
+    moved = {part for part, value in after.image("sglang").chain.parts.items()
+             if before.image("sglang").chain.parts.get(part) != value}
+    assert moved == {"layers/sglang/patches"}
+
+
+@pytest.mark.parametrize(("change", "layers"), [
+    ("torch wheel", {"torch", "sglang"}), ("base", {"cuda", "torch", "sglang"}), ("fragment", {"torch", "sglang"}),
+    ("local package", {"sglang"}), ("apt", {"cuda", "torch", "sglang"}), ("tools", {"cuda", "torch", "sglang"})])
+def test_everything_that_determines_a_layer_is_in_its_key(tmp_path: Path, change: str, layers: set[str]) -> None:
+    before = composed(tmp_path)
+    changes: dict[str, Any] = {}
+    match change:
+        case "torch wheel":
+            changes["wheels"] = (wheel("torch", "2.0+cpu", "torch", index="special", sha256="00" * 32),
+                                 *before.lock.wheels[1:])
+        case "base":
+            changes["base"] = LockedBase("bootstrap", suite="trixie")
+        case "fragment":
+            path = tmp_path / "images" / "torch" / "Dockerfile"
+            path.write_text(path.read_text() + "RUN more\n")
+        case "local package":
+            (tmp_path / "images" / "sglang" / "packages" / "ours" / "new.py").write_text("x = 1\n")
+        case "apt":
+            (tmp_path / "images" / "cuda" / "image.yaml").write_text("description: base\napt: [python3, gcc]\n")
+        case "tools":
+            changes["tools"] = (wheel("uv", "0.10", ""),)
+    after = again(tmp_path, **changes)
+    assert {name for name in keys(before) if keys(before)[name][0] != keys(after)[name][0]} == layers
+
+
+def test_comments_and_a_local_wheel_do_not_change_a_key(tmp_path: Path) -> None:
+    before = composed(tmp_path / "p")
+    path = tmp_path / "p" / "images" / "torch" / "Dockerfile"
+    path.write_text("# a remark\n" + path.read_text())
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "torch-2.0+cpu-py3-none-any.whl").write_bytes(b"wheel")
+    after = again(tmp_path / "p", Host(None, None, None, (wheels,)))
+    assert keys(before) == keys(after)
+    assert "layers/torch/own/local/special.complete" in after.files
+
+
+# --- what cannot be composed -----------------------------------------------------------------------------------------
+
+
+def test_a_fragment_that_uses_an_unknown_stage(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "images" / "torch" / "Dockerfile").write_text("FROM parent AS layer\nCOPY --from=nobody /a /b\n")
+    with pytest.raises(ManifestError, match="uses a stage that nothing defines") as error:
+        again(tmp_path)
+    assert "nobody" in str(error.value)
+
+
+def test_a_fragment_whose_last_stage_has_another_name(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "images" / "torch" / "Dockerfile").write_text("FROM parent AS torch\nRUN x\n")
+    with pytest.raises(ManifestError, match="the last stage of image 'torch' has the wrong name"):
+        again(tmp_path)
+
+
+def test_a_lock_without_the_package_that_gives_the_version(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(ManifestError, match="the lock has no 'torch'"):
+        again(tmp_path, wheels=(wheel("sglang", "0.5", "sglang"),))
+
+
+def test_a_local_package_without_a_version(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "images" / "sglang" / "packages" / "ours" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    with pytest.raises(ManifestError, match="no name and version"):
+        again(tmp_path)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rendering_is_written_once_and_then_left_alone(tmp_path: Path) -> None:
+    composition = composed(tmp_path / "p")
+    folder = tmp_path / "out"
+    context.write(composition.written(), folder)
+    assert (folder / "Dockerfile").read_text() == composition.dockerfile
+    assert json.loads((folder / "docker-bake.json").read_text()) == composition.bake
+    assert (folder / "bin/wheels/install").stat().st_mode & 0o777 == 0o755
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    (folder / "layers" / "stale").mkdir()
+    (folder / "layers" / "stale" / "file").write_text("old")
+    (folder / "Dockerfile").write_text("changed by hand")
+    context.write(composition.written(), folder)
+    assert not (folder / "layers" / "stale").exists()
+    assert (folder / "Dockerfile").read_text() == composition.dockerfile
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert {path for path in times if times[path] != after[path]} == {folder / "Dockerfile"}
+
+
+def test_a_wheel_of_the_wheelhouse_with_another_hash_is_refused(tmp_path: Path) -> None:
+    composed(tmp_path / "p")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "torch-2.0+cpu-py3-none-any.whl").write_bytes(b"not it")
+    composition = again(tmp_path / "p", Host(None, None, None, (wheels,)))
+    with pytest.raises(ManifestError, match="is not the one that the lock names"):
+        context.write(composition.written(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_good_wheel_is_linked(tmp_path: Path) -> None:
+    import hashlib
+
+    composed(tmp_path / "p")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    source = wheels / "torch-2.0+cpu-py3-none-any.whl"
+    source.write_bytes(b"it")
+    good = wheel("torch", "2.0+cpu", "torch", index="special", sha256=hashlib.sha256(b"it").hexdigest())
+    composition = again(tmp_path / "p", Host(None, None, None, (wheels,)), wheels=(good, wheel("sglang", "0.5", "sglang")))
+    for _ in range(2):
+        context.write(composition.written(), tmp_path / "out")
+        assert (tmp_path / "out/layers/torch/own/local" / source.name).samefile(source)
+
+
+def test_linking_falls_back_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "a").write_text("x")
+    context.link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "x"
+
+
+def test_image_names_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="did you mean 'torch'"):
+        composed(tmp_path).image("torhc")
+    assert "torch" in IMAGES
+    assert composing.version_of.__doc__
+    shutil.rmtree(tmp_path)
