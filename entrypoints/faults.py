@@ -15,8 +15,8 @@ from importlib import resources
 from entrypoints.logfile import first_exception
 
 _NUMBER = re.compile(r"\d+")
-#: the server prints its whole configuration and its requests: never evidence of a failure
-_NOISE = re.compile(r"server_args=|\bINFO: +\d+\.\d+\.\d+\.\d+:\d+ - \"|^\s*import time:")
+#: the server prints its whole configuration, its requests, and models that this image cannot load: no failures
+_NOISE = re.compile(r"server_args=|\bINFO: +\d+\.\d+\.\d+\.\d+:\d+ - \"|Ignore import error when loading")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ REQUIRED_PREFIX = "sglang::"
 _LAST_WORDS = 1.0
 #: grace when we are being stopped ourselves
 _HURRIED_GRACE = 4.0
+_ORPHAN_GRACE = 2.0
 _AFTER_KILL = 15.0
 _PORTS = range(20000, 32000)  # below Linux's ephemeral range, so no client of ours takes one by chance
 
@@ -190,7 +191,7 @@ class Server:
         self._family = processes.family(self._root, self._ever.values(), processes.everyone())
         for one in self._family.values():
             self._ever.setdefault((one.pid, one.start), one)
-            if one.name.startswith(REQUIRED_PREFIX) and one.pid not in self._required and one.pid != self._root.pid:
+            if self._needs(one) and one.pid not in self._required:
                 self._required[one.pid] = one
                 self._watch(one.pid)
         living = [one for one in self._family.values() if one.alive]
@@ -282,6 +283,12 @@ class Server:
         self._fds[descriptor] = pid
         self._poll.register(descriptor, select.POLLIN)
 
+    def _needs(self, one: Process) -> bool:
+        """Whether the server cannot live without it. A process that a scheduler forks has its name for a moment."""
+        parent = self._family.get(one.parent)
+        return (one.name.startswith(REQUIRED_PREFIX) and one.pid != self.pid
+                and (parent is None or parent.name != one.name))
+
     def _last_words(self, gone: tuple[str, ...]) -> Diagnosis:
         """Let the log finish (a traceback follows the line that told us), then judge."""
         end = time.monotonic() + _LAST_WORDS
@@ -301,11 +308,17 @@ class Server:
         return dataclasses.replace(diagnosis, missing=gone)
 
     def _end_tree(self, grace: float, signals: list[str]) -> None:
-        """TERM, then KILL what is left after the grace time."""
-        if self.exit_code is None:
+        """TERM, then KILL what is left after the grace time.
+
+        Only the first process gets TERM: it ends its children in order. When it is dead already, they get it.
+        """
+        first = self.exit_code is None
+        if not first:
+            grace = min(grace, _ORPHAN_GRACE)
+        for pid in [self.pid] if first else [one.pid for one in self._living()]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
-                signals.append("TERM")
+                os.kill(pid, signal.SIGTERM)
+                signals[:] = ["TERM"]
         end = time.monotonic() + grace
         while time.monotonic() < end:
             if not self._living():
@@ -372,6 +385,8 @@ def _by_status(code: int | None) -> tuple[str, str, str]:
             return ("killed (SIGKILL); the container's out-of-memory counter did not rise",
                     "SGLang kills itself after a scheduler died: read the log; or somebody outside killed it",
                     "killed")
+        if name == "SIGBUS":
+            return "ended by signal SIGBUS", "shared memory is probably full: --ipc=host or --shm-size=32g", "sigbus"
         return f"ended by signal {name}", "", name.lower()
     return f"ended with status {code}", "", "exit-status"
 

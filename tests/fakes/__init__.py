@@ -1,0 +1,1 @@
+"""Stand-ins for what the real server does not do on demand."""

@@ -1,0 +1,224 @@
+"""A server that fails on demand: SGLang's command line, processes, log lines and endpoints, scripted.
+
+Run as `python fault_server.py --port N --model-path M`, with the script as JSON in FAULT_SCRIPT. Log lines and answers
+are those of SGLang 0.5.23 (and 0.5.9 where the script says so); nothing here needs more than the standard library.
+
+Script, all optional:
+  log          lines before the port opens, each "text" or [delay seconds before it, "text"]; "|text" has no timestamp
+  open         seconds until the port opens; null: never
+  starting     seconds for which /health and /ready say 503 after the port opened; null: for ever
+  ready_path   false: no /ready, as before SGLang 0.5.20
+  generate     ok | unavailable | empty | html | repeat | short | cut | error | silent
+  model        what /server_info says instead of --model-path
+  info         more keys for /server_info
+  port         listen on this port instead
+  workers      sglang:: processes (default 2: scheduler and detokenizer)
+  grandchildren  processes of the scheduler that end at once
+  orphan       true: one process of its own session that survives its parent
+  ignore_term  true
+  then         steps after the port is due, in order: ["after", s] | ["log", text] | ["exit", status] |
+               ["signal", name] | ["kill", worker index] | ["requests", n]: wait for n generations | ["hang"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+WORDS = ("a", "server", "answers", "with", "words", "that", "differ", "from", "each", "other", "so", "it", "reads",
+         "like", "text", "and", "not", "one", "thing")
+
+
+def log(text: str) -> None:
+    """A line as SGLang's logger writes it; one that begins with `|` is written bare, as tracebacks are."""
+    bare = text.startswith("|")
+    print(text[1:] if bare else time.strftime("[%Y-%m-%d %H:%M:%S] ") + text, file=sys.stderr, flush=True)
+
+
+def name_process(name: str) -> None:
+    """What setproctitle does to the name that the kernel shows."""
+    ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)
+
+
+class State:
+    """What the handlers share."""
+
+    def __init__(self, script: dict[str, Any], arguments: argparse.Namespace) -> None:
+        self.script = script
+        self.arguments = arguments
+        self.opened = time.monotonic()
+        self.generations = 0
+        self.counted = threading.Condition()
+
+    @property
+    def up(self) -> bool:
+        """Whether the warm-up is over."""
+        starting = self.script.get("starting", 0)
+        return starting is not None and time.monotonic() - self.opened >= starting
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The endpoints."""
+
+    protocol_version = "HTTP/1.1"
+    state: State
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """As uvicorn writes it."""
+        status = "200 OK" if str(args[1]) == "200" else f"{args[1]} Unavailable"
+        log(f'INFO:     127.0.0.1:{self.client_address[1]} - "{self.requestline}" {status}')
+
+    def answer(self, status: int, body: bytes = b"", kind: str = "application/json") -> None:
+        """A whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        """Health and descriptions."""
+        script = self.state.script
+        if self.path == "/ready" and not script.get("ready_path", True):
+            self.answer(404)
+        elif self.path in {"/health", "/ready", "/health_generate"}:
+            self.answer(200 if self.state.up else 503)
+        elif self.path in {"/server_info", "/get_server_info"}:
+            model = script.get("model", self.state.arguments.model_path)
+            info = {"model_path": model, "served_model_name": model, "version": "0.5.23", "internal_states": [{}],
+                    "port": self.state.arguments.port, **script.get("info", {})}
+            self.answer(200, json.dumps(info).encode())
+        elif self.path in {"/model_info", "/v1/models"}:
+            self.answer(200, json.dumps({"model_path": self.state.arguments.model_path}).encode())
+        else:
+            self.answer(404)
+
+    def do_POST(self) -> None:
+        """Generation."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path != "/generate":
+            self.answer(404)
+            return
+        how = self.state.script.get("generate", "ok")
+        with self.state.counted:
+            self.state.generations += 1
+            self.state.counted.notify_all()
+        if how == "unavailable":
+            self.answer(503, b"")
+        elif how == "empty":
+            self.answer(200, b"", "text/event-stream")
+        elif how == "html":
+            self.answer(200, b"<html><body>gateway</body></html>", "text/html")
+        else:
+            self.stream(how)
+
+    def stream(self, how: str) -> None:
+        """Events with cumulative text, as /generate sends them."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if how == "silent":
+            time.sleep(3600)
+        if how == "error":
+            self.event(json.dumps({"error": {"message": "The request was aborted", "code": 500}}))
+            self.event("[DONE]", last=True)
+            return
+        count = 3 if how in {"short", "cut"} else 32
+        ids: list[int] = []
+        for index in range(0, count, 2):
+            ids += [7, 7] if how == "repeat" else [index, index + 1]
+            words = ["!" if how == "repeat" else WORDS[one % len(WORDS)] for one in ids]
+            self.event(json.dumps({"text": " ".join(words), "output_ids": ids, "meta_info": {
+                "id": "fake", "finish_reason": None, "prompt_tokens": 6, "completion_tokens": len(ids),
+                "cached_tokens": 0}}))
+            if how == "cut":
+                self.connection.close()
+                return
+        self.event("[DONE]", last=True)
+
+    def event(self, data: str, last: bool = False) -> None:
+        """One event, chunked."""
+        body = f"data: {data}\n\n".encode()
+        self.wfile.write(f"{len(body):x}\r\n".encode() + body + b"\r\n" + (b"0\r\n\r\n" if last else b""))
+        self.wfile.flush()
+
+
+def worker(name: str, script: dict[str, Any]) -> int:
+    """Fork a process with SGLang's name; it dies with its parent, as theirs do."""
+    pid = os.fork()
+    if pid:
+        return pid
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    name_process(name)
+    for _ in range(script.get("grandchildren", 0) if "sched" in name else 0):
+        if os.fork() == 0:
+            os._exit(0)
+    if script.get("orphan") and "sched" in name and os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(3600)
+    while True:
+        time.sleep(3600)
+
+
+def play(state: State, workers: list[int]) -> None:
+    """The steps of `then`."""
+    for what, *rest in state.script.get("then", []):
+        if what == "after":
+            time.sleep(rest[0])
+        elif what == "log":
+            log(rest[0])
+        elif what == "requests":
+            with state.counted:
+                state.counted.wait_for(lambda count=rest[0]: state.generations >= count)  # type: ignore[misc]
+        elif what == "kill":
+            os.kill(workers[rest[0]], signal.SIGKILL)
+        elif what == "signal":
+            os.kill(os.getpid(), getattr(signal, rest[0]))
+        elif what == "exit":
+            os._exit(rest[0])
+        elif what == "hang":
+            time.sleep(3600)
+
+
+def main() -> None:
+    """Play the script."""
+    parser = argparse.ArgumentParser(prog="launch_server.py")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model-path", default="/models/target")
+    arguments = parser.parse_known_args()[0]
+    script = json.loads(os.environ.get("FAULT_SCRIPT", "{}"))
+    if script.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    names = ("sglang::scheduler", "sglang::detokenizer", "sglang::scheduler_TP1", "sglang::scheduler_TP2")
+    workers = [worker(name, script) for name in names[:script.get("workers", 2)]]
+    for entry in script.get("log", []):
+        delay, text = entry if isinstance(entry, list) else (0, entry)
+        time.sleep(delay)
+        log(text)
+    state = State(script, arguments)
+    threading.Thread(target=play, args=(state, workers), daemon=True).start()
+    if script.get("open", 0) is None:
+        signal.pause() if not script.get("ignore_term") else time.sleep(3600)
+    time.sleep(script.get("open", 0))
+    Handler.state = state
+    server = ThreadingHTTPServer(("127.0.0.1", script.get("port", arguments.port)), Handler)
+    server.daemon_threads = True
+    state.opened = time.monotonic()
+    log("INFO:     Application startup complete.")
+    log(f"INFO:     Uvicorn running on http://127.0.0.1:{server.server_port} (Press CTRL+C to quit)")
+    server.serve_forever(poll_interval=0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Start, watch, stop: on real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from entrypoints import processes
+from entrypoints.errors import BadConfig, Busy, ServerDied, Terminated
+from entrypoints.readiness import Expect, wait_ready
+from entrypoints.supervise import Server, StopReport, free_port
+from tests.unit.entrypoints.serving import MODEL, launch, server
+
+
+@pytest.fixture
+def children() -> Iterator[None]:
+    """Nothing of a test may be left running."""
+    yield
+    deadline = time.monotonic() + 5
+    while left := [one for one in processes.everyone().values() if one.parent == os.getpid() and one.alive]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+pytestmark = pytest.mark.usefixtures("children")
+
+
+def ready(one: Server) -> None:
+    wait_ready(one, Expect(MODEL), stall=10)
+
+
+def died(one: Server, within: float = 5.0) -> ServerDied:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            one.wait(0.05)
+        except ServerDied as error:
+            return error
+    raise AssertionError("nothing noticed")
+
+
+def test_a_whole_life_leaves_nothing(tmp_path: Path) -> None:
+    one = server(tmp_path, grandchildren=5)
+    with one:
+        ready(one)
+        living = one.look()
+        assert {"sglang::schedul", "sglang::detoken"} <= {member.name for member in living}
+        assert one.base_url == f"http://127.0.0.1:{one.launch.port}"
+        one.check()
+    report = one.stop()
+    assert report.clean
+    assert report.signals == ("TERM",)
+    assert report.exit_code == -signal.SIGTERM
+    report.require_clean()
+    assert not [member for member in living if processes.is_same(member)]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("server-")]  # its temporary folder
+    assert one.stop() is report
+
+
+def test_the_port_must_be_free_and_its_holder_is_left_alone(tmp_path: Path) -> None:
+    start = launch(tmp_path)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", start.port))
+        holder.listen()
+        with pytest.raises(Busy, match=f"port {start.port} is taken") as caught:
+            Server(start).start()
+    assert f"pid {os.getpid()}" in str(caught.value)
+
+
+def test_a_command_that_cannot_run(tmp_path: Path) -> None:
+    start = dataclasses.replace(launch(tmp_path), argv=("/no/such/python", "-m", "sglang"))
+    one = Server(start)
+    with pytest.raises(BadConfig, match="cannot be run"):
+        one.start()
+    assert one.stop() == StopReport(0.0, (), None)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("server-")]
+
+
+@pytest.mark.parametrize("call", ["check", "pid"])
+def test_questions_before_the_start(tmp_path: Path, call: str) -> None:
+    one = server(tmp_path)
+    with pytest.raises(RuntimeError, match="not started"):
+        one.check() if call == "check" else one.pid
+
+
+def test_a_child_that_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+    one = server(tmp_path, grace=0.5, ignore_term=True, orphan=True)
+    with one:
+        ready(one)
+        orphan = next(member for member in one.look() if member.session not in {one.pid, os.getsid(0)})
+    report = one.stop()
+    assert report.clean
+    assert report.signals == ("TERM", "KILL")
+    assert 0.5 <= report.seconds < 4
+    assert not processes.is_same(orphan)
+
+
+def test_an_orphan_of_another_session_is_found_after_its_parent_died(tmp_path: Path) -> None:
+    one = server(tmp_path, grace=0.5, orphan=True, then=[["requests", 2], ["signal", "SIGKILL"]])
+    with one:
+        ready(one)
+        orphan = next(member for member in one.look() if member.session not in {one.pid, os.getsid(0)})
+        os.kill(one.pid, signal.SIGKILL)
+        died(one)
+    assert one.stop().clean
+    assert not processes.is_same(orphan)
+
+
+def test_only_own_processes_are_stopped(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with server(tmp_path) as one:
+            ready(one)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize(("status", "cause"), [
+    (0, "it ended with status 0, as SGLang also does after a crash"),
+    (3, "ended with status 3"),
+    (137, "killed (SIGKILL); the container's out-of-memory counter did not rise"),
+    (139, "ended by signal SIGSEGV"),
+])
+def test_an_exit_is_a_death_whatever_its_status(tmp_path: Path, status: int, cause: str) -> None:
+    with server(tmp_path, then=[["exit", status]], open=None) as one:
+        error = died(one)
+    assert error.diagnosis.cause == cause
+    assert error.diagnosis.exit_code == status
+    assert error.exit_code == 69
+    with pytest.raises(ServerDied):  # it stays dead
+        one.check()
+
+
+def test_a_signal_death_is_named(tmp_path: Path) -> None:
+    with server(tmp_path, open=None, then=[["signal", "SIGBUS"]]) as one:
+        error = died(one)
+    assert error.diagnosis.signal == "SIGBUS"
+    assert "shared memory is probably full" in error.diagnosis.remedy
+
+
+def test_the_memory_killer_comes_before_what_the_log_says_of_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = iter([4, 6])
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(kills, 6))
+    line = "Subprocess scheduler_0 (pid=17) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+    with server(tmp_path, open=None, log=[line], then=[["signal", "SIGKILL"]]) as one:
+        error = died(one)
+    assert error.diagnosis.fault == "container-out-of-memory"
+    assert error.diagnosis.oom_kills == 2
+
+
+def test_a_killed_worker_is_noticed_at_once(tmp_path: Path) -> None:
+    with server(tmp_path) as one:
+        ready(one)
+        victim = next(member for member in one.look() if member.name == "sglang::schedul")
+        begin = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        error = died(one)
+        assert time.monotonic() - begin < 1.5
+    assert error.diagnosis.missing == (f"sglang::schedul (pid {victim.pid})",)
+    assert "a process that the server needs is gone" in error.diagnosis.cause
+    assert one.stop().clean
+
+
+def test_a_fatal_line_is_a_death_even_while_the_process_lingers(tmp_path: Path) -> None:
+    steps = [["after", 0.2], ["log", "Scheduler hit an exception: Traceback (most recent call last):"],
+             ["log", '|  File "scheduler.py", line 1, in run'], ["log", "|ValueError: the page table is torn"],
+             ["hang"]]
+    with server(tmp_path, then=steps) as one:
+        error = died(one)
+    assert error.diagnosis.cause == "ValueError: the page table is torn"
+    report = one.stop()
+    assert report.clean
+    assert report.seconds < 3  # no grace for what is dying anyway
+
+
+def test_stop_while_interrupted_is_quick_and_complete(tmp_path: Path) -> None:
+    one = server(tmp_path, grace=60, ignore_term=True)
+    begin = time.monotonic()
+    with pytest.raises(Terminated), one:  # noqa: PT012 - the context manager is what is tested
+        ready(one)
+        raise Terminated(signal.SIGTERM)
+    assert time.monotonic() - begin < 9
+    assert one.stop().clean
+
+
+def test_an_interruption_in_the_middle_of_a_stop_kills_at_once(tmp_path: Path) -> None:
+    one = server(tmp_path, grace=60, ignore_term=True)
+    one.start()
+    ready(one)
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise Terminated(number)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Terminated):
+            one.stop()
+        assert one.stop().clean
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path) -> None:
+    script = ("import mmap, os, time; f = os.open('/dev/shm/entrypoint-test-%d' % os.getpid(), os.O_CREAT | os.O_RDWR);"
+              "os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); print('mapped', flush=True); time.sleep(60)")
+    start = dataclasses.replace(launch(tmp_path), argv=(sys.executable, "-c", script))
+    one = Server(start, grace=5)
+    one.start()
+    while not one.log.lines:
+        one.wait(0.02)
+    segment = Path(f"/dev/shm/entrypoint-test-{one.pid}")
+    assert segment.exists()
+    one.look()
+    os.kill(one.pid, signal.SIGKILL)
+    assert one.stop().clean
+    assert not segment.exists()
+
+
+def test_gpu_memory_is_waited_for_and_its_absence_is_said(tmp_path: Path) -> None:
+    used = iter([(2**30, 0), (90 * 2**30, 0), (2**30, 0)])
+    one = Server(launch(tmp_path, open=None), grace=2, memory=lambda: next(used))
+    with one:
+        pass
+    assert one.stop().gpu_released
+
+    full = iter([(2**30, 0)])
+    two = Server(launch(tmp_path, open=None), grace=2, memory=lambda: next(full, (91 * 2**30, 0)), gpu_patience=0)
+    with two:
+        pass
+    report = two.stop()
+    assert not report.clean
+    with pytest.raises(Busy, match="GPU memory not released"):
+        report.require_clean()
+
+
+def test_what_is_left_is_named() -> None:
+    report = StopReport(1.0, ("TERM", "KILL"), None, survivors=((7, "sglang::schedul"),), busy_ports=(1,))
+    with pytest.raises(Busy) as caught:
+        report.require_clean()
+    assert "sglang::schedul (pid 7)" in str(caught.value)
+    assert "port 1 " in str(caught.value)
+
+
+def test_check_is_cheap_once_the_server_is_ready(tmp_path: Path) -> None:
+    with server(tmp_path) as one:
+        ready(one)
+        begin = time.perf_counter()
+        for _ in range(200):
+            one.check()
+        assert (time.perf_counter() - begin) / 200 < 0.001
+
+
+def test_free_ports_differ_and_can_be_bound() -> None:
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10
+    for port in ports:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", port))
