@@ -20,8 +20,10 @@ Reader = Callable[[str], "bytes | None"]
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: ?(.*))?")
 _CRLF = re.compile(rb"^(?:@@ -\d|diff --git )[^\n]*\r$", re.MULTILINE)
-_HARMLESS = (b"index ", b"new file mode 100644\n")
+_HARMLESS = re.compile(rb"index [0-9a-f]+\.\.[0-9a-f]+(?: 100(?:644|755))?\n|new file mode 100644\n")
 _DEFINITION = re.compile(rb"\s*(?:async\s+def|def|class)\s")
+_NO_END = b"\\ No newline at end of file\n"
+_AGAIN = "take it from version control again, or write it with `buildctl patch refresh`"
 _SECTION_START = re.compile(rb"[A-Za-z_$]")
 
 
@@ -135,18 +137,24 @@ def parse(data: bytes, name: str) -> Diff:
     lines = split_lines(data)
     start = next((at for at in range(len(lines)) if _file_starts(lines, at)), None)
     if start is None:
-        raise DiffError(
-            [
-                Fault(
-                    "there is no diff in the patch",
-                    name,
-                    found=f"{len(lines)} lines of text",
-                    expected="a unified diff",
-                    todo="run `buildctl patch refresh` on it",
-                )
-            ]
+        raise _stop(
+            "there is no diff in the patch",
+            name,
+            found=f"{len(lines)} lines of text",
+            expected="a unified diff",
+            todo="run `buildctl patch refresh` on it",
         )
-    faults: list[Fault] = []
+    faults = [
+        Fault(
+            "a hunk stands before any file",
+            f"{name}:{number}",
+            _show(line),
+            "`--- a/FILE` and `+++ b/FILE` above it",
+            _AGAIN,
+        )
+        for number, line in enumerate(lines[:start], 1)
+        if line.startswith((b"@@ -", b"+++ "))
+    ]
     files: list[FileDiff] = []
     at = start
     while at < len(lines):
@@ -176,50 +184,37 @@ def parse(data: bytes, name: str) -> Diff:
 
 
 def _refuse_damage(data: bytes, name: str) -> None:
-    again = "take it from version control again, or write it with `buildctl patch refresh`"
     if not data.strip():
-        raise DiffError(
-            [
-                Fault(
-                    "the patch is empty",
-                    name,
-                    found=f"{len(data)} bytes",
-                    expected="a unified diff",
-                    todo="delete it and its line in the series, or take it from version control again",
-                )
-            ]
+        raise _stop(
+            "the patch is empty",
+            name,
+            found=f"{len(data)} bytes",
+            expected="a unified diff",
+            todo="delete it and its line in the series, or take it from version control again",
         )
     if b"\0" in data:
-        raise DiffError([Fault("the patch is binary", name, found="NUL bytes", expected="a text diff", todo=again)])
+        raise _stop("the patch is binary", name, found="NUL bytes", expected="a text diff", todo=_AGAIN)
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise DiffError(
-            [
-                Fault(
-                    "the patch is binary",
-                    name,
-                    found=f"byte {error.start} is no UTF-8",
-                    expected="a text diff",
-                    todo=again,
-                )
-            ]
+        raise _stop(
+            "the patch is binary",
+            name,
+            found=f"byte {error.start} is no UTF-8",
+            expected="a text diff",
+            todo=_AGAIN,
         ) from None
     if _CRLF.search(data):
-        raise DiffError(
-            [
-                Fault(
-                    "the patch has CRLF line ends",
-                    name,
-                    found="\\r\\n after a hunk or file line",
-                    expected="\\n",
-                    todo="take it again with `git -c core.autocrlf=false`, and keep `*.patch -text` in .gitattributes",
-                )
-            ]
+        raise _stop(
+            "the patch has CRLF line ends",
+            name,
+            found="\\r\\n after a hunk or file line",
+            expected="\\n",
+            todo="take it again with `git -c core.autocrlf=false`, and keep `*.patch -text` in .gitattributes",
         )
     if not data.endswith(b"\n"):
-        raise DiffError(
-            [Fault("the patch is cut off", name, found="its last line has no end", expected="a whole line", todo=again)]
+        raise _stop(
+            "the patch is cut off", name, found="its last line has no end", expected="a whole line", todo=_AGAIN
         )
 
 
@@ -230,36 +225,31 @@ def _file_starts(lines: Sequence[bytes], at: int) -> bool:
 
 
 def _parse_file(lines: Sequence[bytes], at: int, name: str) -> tuple[FileDiff, int]:
+    start = at
     if lines[at].startswith(b"diff --git "):
         at += 1
         while at < len(lines) and not lines[at].startswith((b"--- ", b"diff --git ")):
-            if not lines[at].startswith(_HARMLESS):
+            if not _HARMLESS.fullmatch(lines[at]):
                 what = "binary change" if b"inary" in lines[at] else "kind of change that is not supported"
-                raise DiffError(
-                    [
-                        Fault(
-                            f"the patch holds a {what}",
-                            f"{name}:{at + 1}",
-                            found=_show(lines[at]),
-                            expected="changed or new text files (no deletion, rename or mode)",
-                            todo="leave the file in place and change what uses it",
-                        )
-                    ]
+                raise _stop(
+                    f"the patch holds a {what}",
+                    f"{name}:{at + 1}",
+                    found=_show(lines[at]),
+                    expected="changed or new text files (no deletion, rename or mode)",
+                    todo="leave the file in place and change what uses it",
                 )
             at += 1
     if at + 1 >= len(lines) or not lines[at].startswith(b"--- ") or not lines[at + 1].startswith(b"+++ "):
-        raise DiffError(
-            [
-                Fault(
-                    "the patch is cut off or has text between its parts",
-                    f"{name}:{at + 1}",
-                    found=_show(lines[at]) if at < len(lines) else "its end",
-                    expected="`--- a/FILE` and `+++ b/FILE`",
-                    todo="take it from version control again, or write it with `buildctl patch refresh`",
-                )
-            ]
+        raise _stop(
+            "the patch is cut off or has text between its parts",
+            f"{name}:{at + 1}",
+            found=_show(lines[at]) if at < len(lines) else "its end",
+            expected="`--- a/FILE` and `+++ b/FILE`",
+            todo=_AGAIN,
         )
     path, created = _paths(lines[at], lines[at + 1], f"{name}:{at + 1}")
+    if lines[start] not in (f"diff --git a/{path} b/{path}\n".encode(), lines[at]):
+        raise _stop("the patch names two files for one part", f"{name}:{start + 1}", _show(lines[start]), path, _AGAIN)
     at += 2
     hunks: list[Hunk] = []
     while at < len(lines) and lines[at].startswith(b"@@"):
@@ -267,15 +257,11 @@ def _parse_file(lines: Sequence[bytes], at: int, name: str) -> tuple[FileDiff, i
         _check_order(hunk, hunks, created, f"{name}:{hunk.at}", path)
         hunks.append(hunk)
     if not hunks:
-        raise DiffError(
-            [
-                Fault(
-                    f"there is no hunk for {path}",
-                    f"{name}:{at}",
-                    expected="`@@ -LINE,COUNT +LINE,COUNT @@`",
-                    todo="take the patch from version control again; it may be cut off",
-                )
-            ]
+        raise _stop(
+            f"there is no hunk for {path}",
+            f"{name}:{at}",
+            expected="`@@ -LINE,COUNT +LINE,COUNT @@`",
+            todo="take the patch from version control again; it may be cut off",
         )
     if at < len(lines) and not _file_starts(lines, at) and lines[at] != b"-- \n":
         raise DiffError(
@@ -287,44 +273,32 @@ def _parse_file(lines: Sequence[bytes], at: int, name: str) -> tuple[FileDiff, i
 def _paths(old_line: bytes, new_line: bytes, where: str) -> tuple[str, bool]:
     old, new = (line[4:].decode().rstrip("\n").split("\t")[0] for line in (old_line, new_line))
     if new == "/dev/null":
-        raise DiffError(
-            [
-                Fault(
-                    "the patch deletes a file",
-                    where,
-                    found=old,
-                    expected="changed or new files",
-                    todo="leave the file in place and change what uses it",
-                )
-            ]
+        raise _stop(
+            "the patch deletes a file",
+            where,
+            found=old,
+            expected="changed or new files",
+            todo="leave the file in place and change what uses it",
         )
     created = old == "/dev/null"
     for text, prefix in ((new, "b/"),) if created else ((old, "a/"), (new, "b/")):
         parts = text.removeprefix(prefix).split("/")
         bad = {"", ".", ".."}.intersection(parts) or re.search(r"[\\\x00-\x1f\x7f\":]", text)
         if not text.startswith(prefix) or bad:
-            raise DiffError(
-                [
-                    Fault(
-                        "the path leaves the tree or is no plain path",
-                        where,
-                        found=text,
-                        expected=f"{prefix}PACKAGE/...; relative to site-packages, without . or ..",
-                        todo="write the patch with `buildctl patch refresh`",
-                    )
-                ]
+            raise _stop(
+                "the path leaves the tree or is no plain path",
+                where,
+                found=text,
+                expected=f"{prefix}PACKAGE/...; relative to site-packages, without . or ..",
+                todo="write the patch with `buildctl patch refresh`",
             )
     if not created and old[2:] != new[2:]:
-        raise DiffError(
-            [
-                Fault(
-                    "the patch renames a file",
-                    where,
-                    found=f"{old} -> {new}",
-                    expected="the same path twice",
-                    todo="change the file in place",
-                )
-            ]
+        raise _stop(
+            "the patch renames a file",
+            where,
+            found=f"{old} -> {new}",
+            expected="the same path twice",
+            todo="change the file in place",
         )
     return new[2:], created
 
@@ -332,16 +306,12 @@ def _paths(old_line: bytes, new_line: bytes, where: str) -> tuple[str, bool]:
 def _parse_hunk(lines: Sequence[bytes], at: int, where: str, path: str, number: int) -> tuple[Hunk, int]:
     match = _HUNK.fullmatch(lines[at].rstrip(b"\n"))
     if match is None:
-        raise DiffError(
-            [
-                Fault(
-                    f"hunk #{number} for {path} has no proper head",
-                    where,
-                    found=_show(lines[at]),
-                    expected="`@@ -LINE,COUNT +LINE,COUNT @@`",
-                    todo="write it with `buildctl patch refresh`",
-                )
-            ]
+        raise _stop(
+            f"hunk #{number} for {path} has no proper head",
+            where,
+            found=_show(lines[at]),
+            expected="`@@ -LINE,COUNT +LINE,COUNT @@`",
+            todo="write it with `buildctl patch refresh`",
         )
     old_start, new_start = int(match[1]), int(match[3])
     old_left, new_left = (1 if count is None else int(count) for count in (match[2], match[4]))
@@ -350,8 +320,8 @@ def _parse_hunk(lines: Sequence[bytes], at: int, where: str, path: str, number: 
     at = head
     while old_left or new_left or (at < len(lines) and lines[at].startswith(b"\\")):
         sign = lines[at][:1] if at < len(lines) else b""
-        if sign == b"\\" and body and body[-1].endswith(b"\n"):
-            body[-1] = body[-1][:-1]  # "\ No newline at end of file"
+        if sign == b"\\" and body and body[-1].endswith(b"\n") and lines[at] == _NO_END:
+            body[-1] = body[-1][:-1]
             at += 1
             continue
         old_left -= sign in (b" ", b"-")
@@ -379,45 +349,39 @@ def _check_order(hunk: Hunk, before: Sequence[Hunk], created: bool, where: str, 
     todo = "write it with `buildctl patch refresh`"
     if created:
         if kinds != {b"+"} or before or (hunk.old_start, hunk.new_start) != (0, 1):
-            raise DiffError(
-                [
-                    Fault(
-                        f"{path} is new, but hunk #{hunk.number} is no plain addition",
-                        where,
-                        expected="one hunk `@@ -0,0 +1,COUNT @@`",
-                        todo=todo,
-                    )
-                ]
+            raise _stop(
+                f"{path} is new, but hunk #{hunk.number} is no plain addition",
+                where,
+                expected="one hunk `@@ -0,0 +1,COUNT @@`",
+                todo=todo,
             )
         return
     if not kinds & {b"+", b"-"} or hunk.old == hunk.new:
-        raise DiffError([Fault(f"hunk #{hunk.number} for {path} changes nothing", where, todo=todo)])
+        raise _stop(f"hunk #{hunk.number} for {path} changes nothing", where, todo=todo)
     if b" " not in kinds:
-        raise DiffError(
-            [
-                Fault(
-                    f"hunk #{hunk.number} for {path} has no context",
-                    where,
-                    found="no unchanged line",
-                    expected="three unchanged lines around the change",
-                    todo=todo,
-                )
-            ]
+        raise _stop(
+            f"hunk #{hunk.number} for {path} has no context",
+            where,
+            found="no unchanged line",
+            expected="three unchanged lines around the change",
+            todo=todo,
         )
+    if not all(line.endswith(b"\n") for line in (*hunk.old[:-1], *hunk.new[:-1])):
+        raise _stop(f"hunk #{hunk.number} for {path} ends a line of the file before its end", where, todo=todo)
     end = max((other.old_start + len(other.old) for other in before), default=1)
     shift = sum(len(other.new) - len(other.old) for other in before)
     if hunk.old_start < end or hunk.new_start != hunk.old_start + shift:
-        raise DiffError(
-            [
-                Fault(
-                    f"the line numbers of hunk #{hunk.number} for {path} do not add up",
-                    where,
-                    found=f"-{hunk.old_start} +{hunk.new_start}",
-                    expected=f"from -{end} on, and +{hunk.old_start + shift} after the hunks above it",
-                    todo="a hunk was removed or edited by hand; " + todo,
-                )
-            ]
+        raise _stop(
+            f"the line numbers of hunk #{hunk.number} for {path} do not add up",
+            where,
+            found=f"-{hunk.old_start} +{hunk.new_start}",
+            expected=f"from -{end} on, and +{hunk.old_start + shift} after the hunks above it",
+            todo="a hunk was removed or edited by hand; " + todo,
         )
+
+
+def _stop(what: str, where: str, found: str = "", expected: str = "", todo: str = "") -> DiffError:
+    return DiffError([Fault(what, where, found, expected, todo)])
 
 
 # --- applying ------------------------------------------------------------------------------------------------------
@@ -428,27 +392,19 @@ def apply_file(source: bytes | None, file: FileDiff, patch: str) -> tuple[bytes,
     where = f"{patch}: {file.path}"
     if file.created:
         if source is not None:
-            raise DiffError(
-                [
-                    Fault(
-                        "the patch creates a file that is there already",
-                        where,
-                        expected="no such file",
-                        todo="upstream may have it now: `buildctl patch matrix`",
-                    )
-                ]
+            raise _stop(
+                "the patch creates a file that is there already",
+                where,
+                expected="no such file",
+                todo="upstream may have it now: `buildctl patch matrix`",
             )
         return b"".join(file.hunks[0].new), [Place(patch, file.path, 1, 1, 0)]
     if source is None:
-        raise DiffError(
-            [
-                Fault(
-                    "the file to patch is not there",
-                    where,
-                    expected="the release that the series is for",
-                    todo="see where it went: `buildctl patch matrix`, `buildctl patch rebase --onto`",
-                )
-            ]
+        raise _stop(
+            "the file to patch is not there",
+            where,
+            expected="the release that the series is for",
+            todo="see where it went: `buildctl patch matrix`, `buildctl patch rebase --onto`",
         )
     lines = split_lines(source)
     out: list[bytes] = []
@@ -606,16 +562,12 @@ def check_python(content: bytes, path: str, patch: str) -> None:
             compile(content, path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
-            raise DiffError(
-                [
-                    Fault(
-                        "the patched file does not compile",
-                        f"{patch}: {path}:{line or 1}",
-                        found=str(error),
-                        expected="valid Python",
-                        todo=f"`buildctl patch edit {patch}`, then refresh it",
-                    )
-                ]
+            raise _stop(
+                "the patched file does not compile",
+                f"{patch}: {path}:{line or 1}",
+                found=str(error),
+                expected="valid Python",
+                todo=f"`buildctl patch edit {patch}`, then refresh it",
             ) from None
 
 

@@ -330,7 +330,7 @@ def rebase(stack_name: str | None, folder: Path | None, wheel: Path | None, onto
     if steps and steps[-1].outcome == "conflict":
         target = patches.read_series(place)
         name = f"{series.package}-{onto}-{steps[-1].patch.name}"
-        laid_out = work or project.find(Path.cwd()).work / "rebase" / name
+        laid_out = work or found_project().work / "rebase" / name
         patch_edit.lay_out(target, steps[-1].patch, real, steps[-1].files or {}, laid_out)
         raise patch_rebase.conflict_error(steps[-1], str(laid_out))
     click.echo(f"{place}: {len(patches.read_series(place).patches)} patches")
@@ -343,12 +343,18 @@ def choose(stack_name: str | None, folder: Path | None, wheel: Path | None) -> l
     """The series meant: one folder, those of a stack, or all of the project with what any lock says of them."""
     if folder:
         return [Selected(folder, str(folder), wheel)]
-    here = project.find(Path.cwd())
+    here = found_project()
     if stack_name:
         return of_stack(here, stack_name, wheel)
     known = {one.folder: one for name in stack.names(here) for one in of_stack(here, name, None)}
     folders = sorted(path.parent for path in here.patches.glob("*/*/series"))
     return [known.get(path) or Selected(path, here.shown(path)) for path in folders]
+
+
+def found_project() -> Project:
+    """The checkout that `--project` names, or the one around the current folder."""
+    root = click.get_current_context().find_root().obj
+    return project.find(root if isinstance(root, Path) else Path.cwd())
 
 
 def of_stack(here: Project, name: str, wheel: Path | None) -> list[Selected]:

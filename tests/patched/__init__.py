@@ -1,0 +1,1 @@
+"""Patched modules of the real source, and what tests of patches share."""
