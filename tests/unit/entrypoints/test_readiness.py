@@ -1,0 +1,243 @@
+"""Ready means that it serves; everything else is told apart, soon."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints import probe, processes
+from entrypoints.errors import NotReady, ServerDied, ServerFault
+from entrypoints.readiness import Expect, Ready, asked, differences, is_sane, wait_ready
+from entrypoints.supervise import Server
+from tests.unit.entrypoints.serving import MODEL, server
+
+
+def wait(one: Server, **more: Any) -> Ready:
+    return wait_ready(one, Expect(MODEL), **{"stall": 10, **more})
+
+
+def fault(tmp_path: Path, *, stall: float = 10, patience: float = 1.0, deadline: float | None = None,
+          expect: Expect | None = None, **script: Any) -> ServerFault:
+    """What waiting for this server ends with."""
+    with server(tmp_path, grace=0.5, **script) as one, pytest.raises(ServerFault) as caught:
+        wait_ready(one, expect or Expect(MODEL), stall=stall, patience=patience, deadline=deadline)
+    assert one.stop().clean
+    return caught.value
+
+
+def test_ready_with_evidence_and_steps(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with server(tmp_path, starting=0.5, info={"max_running_requests": 8}) as one:
+        expect = Expect(MODEL, {"max_running_requests": "8", "tp": "1"})
+        found = wait_ready(one, expect, stall=10, on_progress=steps.append)
+        assert found.evidence["listener_pid"] == one.pid
+        assert found.evidence["health"] == "/ready"
+        assert found.evidence["completion"]["tokens"] == 32
+        assert found.evidence["unchecked"] == ["tp"]
+        assert found.server_info["model_path"] == MODEL
+        assert 0.5 < found.seconds < 5
+    assert steps[1:] == ["/ready says 200", "completed a prompt: 32 tokens"]
+
+
+def test_an_older_server_has_no_ready_endpoint(tmp_path: Path) -> None:
+    with server(tmp_path, ready_path=False) as one:
+        assert wait(one).evidence["health"] == "/health"
+
+
+def test_not_before_health_although_the_models_are_listed(tmp_path: Path) -> None:
+    with server(tmp_path, starting=1.0) as one:
+        found = wait(one)
+    assert found.seconds >= 1.0
+
+
+@pytest.mark.parametrize(("generate", "trouble"), [
+    ("unavailable", "status 503"),
+    ("empty", "ended after 0 tokens"),
+    ("html", "ended after 0 tokens"),
+    ("repeat", "no text but"),
+    ("short", "ended after 4 tokens"),
+    ("cut", "closed|peer|incomplete|reset"),
+    ("error", "The request was aborted"),
+])
+def test_healthy_and_not_able_to_generate(tmp_path: Path, generate: str, trouble: str) -> None:
+    error = fault(tmp_path, generate=generate)
+    assert isinstance(error, NotReady)
+    assert error.diagnosis.fault == "wrong-answers"
+    assert "it completes a prompt with sane text did not happen" in error.diagnosis.cause
+    assert re.search(trouble, error.diagnosis.cause), error.diagnosis.cause
+
+
+def test_a_silent_generation_ends_at_the_stall_limit(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    error = fault(tmp_path, generate="silent", stall=1.0, patience=30)
+    assert time.monotonic() - begin < 6
+    assert error.diagnosis.fault in {"stalled", "wrong-answers"}
+
+
+def test_another_model_answers(tmp_path: Path) -> None:
+    error = fault(tmp_path, model="/models/other")
+    assert error.diagnosis.fault == "other-server"
+    assert f"model: asked {MODEL}, server says /models/other" in error.diagnosis.cause
+
+
+def test_arguments_that_the_server_changed_are_all_listed(tmp_path: Path) -> None:
+    expect = Expect(MODEL, {"max_running_requests": 4096, "page_size": 1, "tp_size": 1})
+    error = fault(tmp_path, expect=expect, info={"max_running_requests": 48, "page_size": 64, "tp_size": 1})
+    assert "max_running_requests: asked 4096, server says 48" in error.diagnosis.cause
+    assert "page_size: asked 1, server says 64" in error.diagnosis.cause
+    assert "tp_size" not in error.diagnosis.cause
+
+
+def test_a_dead_server_whose_port_somebody_else_answers(tmp_path: Path) -> None:
+    """K6-4: the left-over server answers 200, the new one is dead."""
+    dying = [["after", 0.3], ["exit", 0]]
+    with (server(tmp_path, open=None, then=dying) as one, foreign(one.launch.port),
+          pytest.raises(ServerFault) as caught):
+        wait(one)
+    assert caught.value.diagnosis.fault in {"foreign-listener", "exit-0"}
+
+
+def test_a_foreign_listener_is_not_taken_for_ours(tmp_path: Path) -> None:
+    with server(tmp_path, open=None) as one, foreign(one.launch.port), pytest.raises(NotReady) as caught:
+        wait(one)
+    assert caught.value.diagnosis.fault == "foreign-listener"
+
+
+class foreign:
+    """A server of this test process that answers 200 to everything."""
+
+    def __init__(self, port: int) -> None:
+        class Yes(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
+        self.server = HTTPServer(("127.0.0.1", port), Yes)
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_server_that_moved_to_another_port(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        other = probe.getsockname()[1]
+    error = fault(tmp_path, port=other)
+    assert error.diagnosis.cause.startswith(f"it listens on port {other} instead of")
+
+
+def test_a_stall_names_the_last_line_and_the_usual_place(tmp_path: Path) -> None:
+    """K4-5: both ranks say that NCCL is complete, then nothing, for ever."""
+    line = "ncclCommInitRank comm 0x5581 rank 1 nranks 2 cudaDev 1 - Init COMPLETE"
+    begin = time.monotonic()
+    error = fault(tmp_path, log=[line], open=None, stall=1.0)
+    assert 1.0 <= time.monotonic() - begin < 5
+    assert error.diagnosis.fault == "stalled"
+    assert line in error.diagnosis.cause
+    assert "NCCL_P2P_DISABLE=1" in error.diagnosis.remedy
+    assert error.diagnosis.tail[-1].endswith(line)
+
+
+def test_spinning_is_no_progress(tmp_path: Path) -> None:
+    """A hung all-reduce keeps the processor busy."""
+    quiet = server(tmp_path)
+    spin = dataclasses.replace(quiet.launch, argv=(sys.executable, "-c", "while True: pass"))
+    with Server(spin, grace=1) as one, pytest.raises(NotReady) as caught:
+        wait(one, stall=1.0)
+    assert caught.value.diagnosis.fault == "stalled"
+
+
+def test_a_slow_but_talking_start_is_not_killed(tmp_path: Path) -> None:
+    lines = [[0.4, f"Loading safetensors checkpoint shards: {n}/6"] for n in range(6)]
+    with server(tmp_path, log=lines) as one:
+        assert wait(one, stall=1.5).seconds > 2.0
+
+
+def test_loading_without_a_word_is_progress(tmp_path: Path) -> None:
+    """Reading the weights, or memory growth, counts though the log is silent."""
+    script = ("import time, os\nfor _ in range(12):\n  with open('/dev/zero', 'rb', buffering=0) as f:\n"
+              "    for _ in range(16): f.read(1 << 20)\n  time.sleep(0.2)\n")
+    quiet = server(tmp_path)
+    start = dataclasses.replace(quiet.launch, argv=(sys.executable, "-c", script))
+    begin = time.monotonic()
+    with Server(start, grace=1) as one, pytest.raises(ServerDied):
+        wait(one, stall=1.2)
+    assert time.monotonic() - begin > 2.2
+
+
+def test_our_own_questions_in_its_log_are_no_progress(tmp_path: Path) -> None:
+    """Each probe of ours makes the server write a line; 503 for ever must still end."""
+    begin = time.monotonic()
+    error = fault(tmp_path, starting=None, stall=1.5)
+    assert error.diagnosis.fault == "stalled"
+    assert time.monotonic() - begin < 6
+
+
+def test_the_time_limit_holds_though_it_moves(tmp_path: Path) -> None:
+    lines = [[0.2, f"line {n}"] for n in range(100)]
+    error = fault(tmp_path, log=lines, deadline=1.0)
+    assert error.diagnosis.fault == "start-deadline"
+    assert "still waiting until its port opens" in error.diagnosis.cause
+
+
+def test_a_dead_child_ends_the_wait(tmp_path: Path) -> None:
+    error = fault(tmp_path, starting=None, then=[["after", 0.5], ["kill", 0]])
+    assert isinstance(error, ServerDied)
+    assert error.diagnosis.missing
+
+
+def test_a_server_without_server_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(tmp_path) as one:
+        real = probe.ask
+
+        def hide(port: int, path: str, *args: Any, **more: Any) -> Any:
+            return real(port, "/no" if "server_info" in path else path, *args, **more)
+
+        monkeypatch.setattr(probe, "ask", hide)
+        with pytest.raises(NotReady, match="/server_info is not there"):
+            wait(one, patience=0.5)
+
+
+@pytest.mark.parametrize(("tokens", "sane"), [
+    (range(32), True), ([1, 2] * 16, False), ([5] * 32, False), (range(15), False), (list("abcd") * 4, True),
+])
+def test_sanity_of_text(tokens: Any, sane: bool) -> None:
+    assert is_sane(list(tokens)) is sane
+
+
+def test_a_command_line_as_server_info_says_it() -> None:
+    argv = ("python", "-m", "sglang.launch_server", "--model-path", "/m", "--enable-metrics", "--tp=2", "--port", "1",
+            "--disable-radix-cache")
+    assert asked(argv) == {"model_path": "/m", "enable_metrics": True, "tp": "2", "port": "1",
+                           "disable_radix_cache": True}
+
+
+def test_differences_compare_meaning() -> None:
+    info = {"mem_fraction_static": 0.2, "tp_size": 2, "enable_metrics": True, "draft": None, "dtype": "float32"}
+    assert differences({"mem_fraction_static": "0.20", "tp_size": "2", "enable_metrics": True, "dtype": "float32",
+                        "not_there": 1}, info) == []
+    assert differences({"enable_metrics": "1"}, info) == ["enable_metrics: asked 1, server says True"]
+    assert differences({"draft": "/d"}, info) == ["draft: asked /d, server says None"]
+
+
+def test_activity_counts_what_a_process_reads() -> None:
+    before = processes.activity([os.getpid()])
+    with Path("/dev/zero").open("rb", buffering=0) as zeros:
+        zeros.read(1 << 20)
+    after = processes.activity([os.getpid(), 2**22 - 1])
+    assert after.io_bytes - before.io_bytes >= 1 << 20
+    assert after.resident_bytes > 0
