@@ -245,7 +245,7 @@ def _round(seconds: float) -> float | None:
 
 @dataclass
 class Load:
-    """Raw results of a pass, in the order of the jobs, and how late the event loop was (seconds, one per tick)."""
+    """Raw results of a pass, in the order of their ends, and how late the event loop was (seconds, one per tick)."""
 
     raws: list[tuple[Job, Raw]]
     lags: list[float]
@@ -259,14 +259,15 @@ class Load:
 
 async def generate(host: str, port: int, jobs: Sequence[Job], *, concurrency: int, stall: float, api_key: str = "",
                    rate: float | None = None, seed: int = 0, watch: Callable[[], None] | None = None,
-                   watch_every: float = 0.25) -> Load:
+                   watch_every: float = 0.25, done: list[tuple[Job, Raw]] | None = None) -> Load:
     """Run all jobs: closed loop with `concurrency` in flight, or Poisson arrivals at `rate` per second.
 
     With a rate, `concurrency` still bounds what is in flight, and the time between arrival and sending shows as
-    `t_queue` to `t_send`. `watch` is called while requests run and may raise (a dead server): all are cancelled.
+    `t_queue` to `t_send`. `watch` is called while requests run and may raise (a dead server): all are cancelled, and
+    `done` holds what was finished until then.
     """
     payloads = [request_bytes("POST", "/generate", f"{host}:{port}", _body(job), api_key) for job in jobs]
-    raws: list[Raw | None] = [None] * len(jobs)
+    finished: list[tuple[Job, Raw]] = [] if done is None else done
     slots = asyncio.Semaphore(concurrency)
     arrivals = np.zeros(len(jobs))
     if rate is not None:
@@ -282,7 +283,7 @@ async def generate(host: str, port: int, jobs: Sequence[Job], *, concurrency: in
             raw = await exchange(host, port, payloads[index], stall=stall)
             if rate is not None:
                 raw.t_queue = arrival
-            raws[index] = raw
+            finished.append((jobs[index], raw))
 
     lags: list[float] = []
     beside = [asyncio.ensure_future(_lag(lags))]
@@ -300,8 +301,8 @@ async def generate(host: str, port: int, jobs: Sequence[Job], *, concurrency: in
         for future in everything:
             future.cancel()
         await asyncio.gather(*everything, return_exceptions=True)
-    return Load(raws=[(job, raw) for job, raw in zip(jobs, raws, strict=True) if raw is not None], lags=lags,
-                seconds=time.perf_counter() - start, cpu_seconds=time.process_time() - cpu)
+    return Load(raws=finished, lags=lags, seconds=time.perf_counter() - start,
+                cpu_seconds=time.process_time() - cpu)
 
 
 def _body(job: Job) -> bytes:

@@ -137,11 +137,12 @@ class _Measuring:
             self.causes.append(f"{len(grown)} kernels were compiled while measuring, first {min(grown)}")
         self.record["server_info_after"] = self._thresholds()
 
-    def _generate(self, jobs: Sequence[client.Job], concurrency: int) -> client.Load:
+    def _generate(self, jobs: Sequence[client.Job], concurrency: int,
+                  done: list[tuple[client.Job, client.Raw]] | None = None) -> client.Load:
         try:
             return asyncio.run(client.generate(self.host, self.port, jobs, concurrency=concurrency,
                                                stall=self.task.stall, api_key=self.task.api_key,
-                                               watch=self.server.check))
+                                               watch=self.server.check, done=done))
         except client.StalledError as error:
             self.server.check()  # a dead server explains the silence better
             raise NotReady(Diagnosis(
@@ -191,11 +192,16 @@ class _Measuring:
         if not flush["ok"]:
             self.causes.append(f"cache not flushed before pass {number}: HTTP {flush['status']}")
         self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
-        load = self._generate(jobs, point)
-        rows = [client.record(job, raw, self.task.origin) for job, raw in load.raws]
-        for row in rows:
-            self.save({"block": self.task.index, "pair": self.task.pair, "arm": self.task.arm.name, "pass": number,
-                       "concurrency": point, **row})
+        done: list[tuple[client.Job, client.Raw]] = []
+        rows: list[dict[str, Any]] = []
+        try:
+            load = self._generate(jobs, point, done)
+        finally:  # what was answered before a death or a stop is kept
+            for job, raw in done:
+                rows.append(client.record(job, raw, self.task.origin))
+                self.save({"block": self.task.index, "pair": self.task.pair, "arm": self.task.arm.name,
+                           "pass": number, "concurrency": point, **rows[-1]})
+        self._check_requests(rows)
         hits = [row for row in rows if (row["cached_tokens"] or 0) > shared[row["prompt_id"]]]
         if hits:
             self.causes.append(f"{len(hits)} requests of pass {number} hit the prefix cache, first "
@@ -215,8 +221,9 @@ class _Measuring:
                                                           if row["t_send"] is not None], (99,), 3)["p99"]}})
 
     def _check_requests(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A failed request is often the first sign of a death: give it a moment to show."""
         if any(row["error"] for row in rows):
-            self.server.check()
+            self.server.wait(1.0)
 
     def _compiled(self) -> frozenset[str]:
         return frozenset(found for name in JIT_CACHES

@@ -39,7 +39,7 @@ BEAT = 2.0
 SETTLED = frozenset({"win", "loss", "equivalent"})
 
 
-def benchmark(image: Image, settings: Settings, *, environ: Mapping[str, str] = os.environ,
+def benchmark(settings: Settings, image: Image, *, environ: Mapping[str, str] = os.environ,
               out: TextIO | None = None, err: TextIO | None = None) -> int:
     """Run or resume a benchmark; the exit code says the verdict. The report goes to `out`, progress to `err`.
 

@@ -1,0 +1,202 @@
+"""A stand-in for the SGLang server whose true speed is known: the benchmark must find out what was put in here.
+
+Speaks `/ready`, `/server_info`, `/v1/tokenize`, `/flush_cache` and a streamed `/generate` as SGLang 0.5.23 does
+(field names recorded from the real server). Started as the image's python: `SCRIPT -m sglang.launch_server FLAGS`.
+The variable SIM_SERVER names a JSON file:
+
+    {"state": DIR, "seed": 1, "arms": {"baseline": {...}, "eagle3": {...}}}
+
+Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens/s of one stream; `at` {concurrency:
+rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor]; `warm_factor` speed-up for a prompt
+seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`; `split` chance per token of another
+token; `info` entries of /server_info; `log` lines; `error_after`, `die_after`, `hang_after` requests; `length` factor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+TOKENS = 2000
+
+
+def parse_flags(argv: list[str]) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name, _, value = word[2:].replace("-", "_").partition("=")
+            flags[name] = value or True
+        elif name:
+            with contextlib.suppress(ValueError):
+                flags[name] = float(word)
+                flags[name] = int(word)
+            if flags[name] is True:
+                flags[name] = word
+    return flags
+
+
+def start_number(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(10_000):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(folder / f"start-{number}", os.O_CREAT | os.O_EXCL))
+            return number
+    raise RuntimeError("too many starts")
+
+
+class Sim:
+    def __init__(self, config: dict[str, Any], flags: dict[str, Any]) -> None:
+        self.flags = flags
+        self.speculative = "speculative_algorithm" in flags
+        arms = config["arms"]
+        self.arm: dict[str, Any] = arms.get("eagle3" if self.speculative else "baseline", {})
+        self.number = start_number(Path(config["state"]))
+        dice = random.Random(config.get("seed", 1) * 7919 + self.number)
+        self.factor = pow(2.718281828, dice.gauss(0, self.arm.get("restart_sd", 0.0))
+                          + self.arm.get("drift", 0.0) * self.number)
+        share, other = self.arm.get("bimodal", [0.0, 1.0])
+        if dice.random() < share:
+            self.factor *= other
+        self.seen: dict[str, int] = {}
+        self.running = 0
+        self.served = 0
+        self.dice = random.Random(config.get("seed", 1) * 31 + self.number)
+
+    def info(self) -> dict[str, Any]:
+        state = {"effective_max_running_requests_per_dp": self.flags.get("max_running_requests", 48),
+                 "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
+        extra = dict(self.arm.get("info", {}))
+        state.update(extra.pop("internal", {}))
+        return {"model_path": self.flags["model_path"], "version": "0.5.23", "speculative_algorithm": None,
+                **self.flags, "disable_overlap_schedule": self.speculative, "internal_states": [state], **extra}
+
+    def ids(self, prompt: list[int], count: int) -> list[int]:
+        if self.arm.get("garbage") and self.served:
+            return [7] * count
+        dice = random.Random(hashlib.sha256(json.dumps(prompt).encode()).hexdigest())
+        split = self.arm.get("split", 0.0)
+        made = []
+        off = 0
+        for _ in range(count):
+            if split and self.dice.random() < split:
+                off = 1
+            made.append((dice.randrange(10, TOKENS) + off) % TOKENS)
+        return made
+
+    def rate(self, seen: bool) -> float:
+        rate = float(self.arm.get("at", {}).get(str(self.running), self.arm.get("rate", 400.0)))
+        return rate * self.factor * float(self.arm.get("warm_factor", 1.0) if seen else 1.0)
+
+    async def generate(self, body: dict[str, Any], write: Any) -> None:
+        prompt = body.get("input_ids") or [ord(letter) for letter in body.get("text", "")]
+        wanted = int(body["sampling_params"]["max_new_tokens"] * self.arm.get("length", 1.0))
+        ids = self.ids(prompt, max(2, wanted))
+        key = json.dumps(prompt)
+        cached = self.seen.get(key, 0)
+        self.seen[key] = len(prompt) - 1
+        self.served += 1
+        if self.served > self.arm.get("die_after", 10**9):
+            print("Scheduler hit an exception: Traceback (most recent call last):\nRuntimeError: simulated", flush=True)
+            os._exit(3)
+        if self.served > self.arm.get("error_after", 10**9):
+            write({"error": {"message": "simulated", "code": 500}})
+            write(None)
+            return
+        self.running += 1
+        tau = float(self.arm.get("tau", 2.0)) if self.speculative else 1.0
+        step = max(1, round(tau))
+        loop = asyncio.get_running_loop()
+        moment = loop.time() + 0.003
+        sent, rounds = 0, 0
+        try:
+            while sent < len(ids):
+                await asyncio.sleep(max(0.0, moment - loop.time()))
+                if self.served > self.arm.get("hang_after", 10**9) and sent > 4:
+                    await asyncio.sleep(3600)
+                new = 1 if sent == 0 else step
+                rounds += sent > 0
+                sent = min(len(ids), sent + new)
+                moment += step / self.rate(cached > 0)
+                meta: dict[str, Any] = {"id": "x", "finish_reason": None, "prompt_tokens": len(prompt),
+                                        "completion_tokens": sent, "cached_tokens": cached}
+                if sent == len(ids):
+                    meta["finish_reason"] = {"type": "length", "length": sent}
+                    if self.speculative and not self.arm.get("no_spec_counts"):
+                        accepted = round(rounds * (tau - 1))
+                        meta.update(spec_verify_ct=rounds, spec_num_correct_drafts=accepted,
+                                    spec_num_proposed_drafts=5 * rounds,
+                                    spec_correct_drafts_histogram=[rounds - accepted, accepted])
+                write({"text": "", "output_ids": ids[:sent], "meta_info": meta})
+            write(None)
+        finally:
+            self.running -= 1
+
+    def flush(self) -> int:
+        status = int(self.arm.get("flush", 200))
+        if status == 200 and self.arm.get("flush_works", True):
+            self.seen.clear()
+        return status
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, path, _ = head.split("\r\n")[0].split()
+            length = next((int(line.split(":")[1]) for line in head.split("\r\n")
+                           if line.lower().startswith("content-length:")), 0)
+            body = json.loads(await reader.readexactly(length)) if length else {}
+            await self.answer(method, path.partition("?")[0], body, writer)
+            await writer.drain()
+        writer.close()
+
+    async def answer(self, method: str, path: str, body: Any, writer: asyncio.StreamWriter) -> None:
+        def plain(status: int, value: Any) -> None:
+            data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+            writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+                         + data)
+
+        if path in {"/ready", "/health"}:
+            plain(200, "")
+        elif path == "/server_info":
+            plain(200, self.info())
+        elif path == "/v1/tokenize":
+            text = "".join(message["content"] for message in body["messages"])
+            plain(200, {"tokens": [0, 3, *(ord(letter) % TOKENS for letter in text)], "count": len(text)})
+        elif path == "/flush_cache":
+            plain(self.flush(), "Cache flushed.")
+        elif path == "/generate":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+                         b"Connection: close\r\n\r\n")
+
+            def chunk(value: Any) -> None:
+                data = b"data: " + (b"[DONE]" if value is None else json.dumps(value).encode()) + b"\n\n"
+                writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+            await self.generate(body, chunk)
+            writer.write(b"0\r\n\r\n")
+        else:
+            plain(404, "")
+
+
+async def main() -> None:
+    flags = parse_flags(sys.argv[1:])
+    config = json.loads(Path(os.environ["SIM_SERVER"]).read_text())
+    sim = Sim(config, flags)
+    for line in sim.arm.get("log", []):
+        print(line, flush=True)
+    server = await asyncio.start_server(sim.serve, "127.0.0.1", flags["port"])
+    print("The server is fired up and ready to roll!", flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

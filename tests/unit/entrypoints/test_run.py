@@ -1,0 +1,174 @@
+"""The whole benchmark against simulated servers whose truth is known; only the server is not real."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints import image, records, run
+from entrypoints.errors import Invalid
+from entrypoints.settings import Settings
+
+SIM = Path(__file__).parents[2] / "fakes" / "sim_server.py"
+BASE: dict[str, Any] = {"rate": 1000.0}
+SPEC: dict[str, Any] = {"rate": 1400.0, "tau": 2.0}
+
+
+class Bench:
+    """A simulated image; `go` runs a benchmark on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.err = io.StringIO()
+        self.out = io.StringIO()
+
+    def image(self, baseline: dict[str, Any], eagle3: dict[str, Any], **profile: Any) -> image.Image:
+        python = self.folder / "python"
+        python.write_text(f"#!/bin/sh\nexec {sys.executable} {SIM} \"$@\"\n")
+        python.chmod(0o755)
+        config = self.folder / "sim.json"
+        config.write_text(json.dumps({"state": str(self.folder / "starts"), "seed": 1,
+                                      "arms": {"baseline": baseline, "eagle3": eagle3}}))
+        return image.parse({
+            "schema": 1, "image": "sglang", "version": "0.5.23", "stack": "sim", "key": "0" * 64,
+            "lock_sha256": "0" * 64, "targets": ["cpu"], "cuda": None, "python": str(python),
+            "packages": {"sglang": "0.5.23"}, "patches": [], "trees": {},
+            "profile": {"sglang": "0.5.23", "environment": {"SIM_SERVER": str(config)},
+                        "server": {"mem-fraction-static": 0.5},
+                        "arms": {"baseline": {}, "eagle3": {"speculative-algorithm": "EAGLE3",
+                                                            "speculative-num-steps": 3}}, **profile}}, "sim")
+
+    def settings(self, **more: Any) -> Settings:
+        values: dict[str, Any] = {
+            "model": "m", "draft": "d", "results": str(self.folder / "results"), "cache": str(self.folder / "cache"),
+            "pairs": 3, "passes": 1, "prompts_per_stratum": 2, "max_tokens": 64, "stall_seconds": 3.0,
+            "grace_seconds": 3.0, **more}
+        return Settings(**values)
+
+    def go(self, baseline: dict[str, Any], eagle3: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
+        profile = more.pop("profile", {})
+        code = run.benchmark(self.settings(**more), self.image(baseline, eagle3, **profile), environ={},
+                             out=self.out, err=self.err)
+        return code, self.result()
+
+    def result(self) -> dict[str, Any]:
+        return records.document(self.run_folder() / records.RESULT)
+
+    def run_folder(self) -> Path:
+        return max((self.folder / "results").iterdir())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_faster_arm_wins_by_the_true_ratio(bench: Bench) -> None:
+    code, result = bench.go(BASE, SPEC)
+    assert code == 0
+    assert result["verdict"]["class"] == "win"
+    assert result["comparison"][0]["ratio"] == pytest.approx(1.4, rel=0.05)
+    assert result["arms"]["eagle3"]["load_points"]["1"]["spec"]["accept_length"] == pytest.approx(2.0, rel=0.02)
+    assert result["equivalence"]["state"] == "equivalent"
+    assert result["evidence"][0]["state"] == "active"
+    report = (bench.run_folder() / records.REPORT).read_text()
+    assert report.startswith("# WIN: eagle3 decodes faster than baseline: +")
+    assert report in bench.out.getvalue()
+
+
+def test_analyze_says_the_same_from_the_raw_files(bench: Bench) -> None:
+    code, _ = bench.go(BASE, SPEC, pairs=2)
+    folder = bench.run_folder()
+    before = (folder / records.RESULT).read_bytes()
+    (folder / records.RESULT).unlink()
+    assert run.analyze(folder, bench.settings(), out=io.StringIO()) == code
+    assert (folder / records.RESULT).read_bytes() == before
+
+
+def test_a_slower_arm_loses_and_nothing_is_called_a_speed_up(bench: Bench) -> None:
+    code, result = bench.go(BASE, SPEC | {"rate": 700.0})
+    assert code == 10
+    assert result["verdict"]["class"] == "loss"
+    assert "speed-up" not in bench.out.getvalue()
+
+
+@pytest.mark.parametrize(("arm", "why"), [
+    ({"tau": 1.0}, "accept length 1.00, the draft contributes nothing"),
+    ({"no_spec_counts": True}, "accept length unavailable"),
+    ({"garbage": True}, "answers are garbage"),
+    ({"length": 0.7}, "not the same work"),
+    ({"split": 0.05}, "output differs"),
+    ({"error_after": 30}, "requests failed"),
+    ({"flush": 404}, "cache not flushed"),
+    ({"flush_works": False}, "hit the prefix cache"),
+    ({"die_after": 40}, "simulated"),
+    ({"hang_after": 40}, "the server hangs: no byte for 3 s"),
+], ids=lambda value: str(value)[:24])
+def test_a_run_that_cannot_count_is_invalid_and_says_why(bench: Bench, arm: dict[str, Any], why: str) -> None:
+    code, result = bench.go(BASE, SPEC | arm, pairs=1, passes=2)
+    assert code == 13
+    assert result["verdict"]["class"] == "invalid"
+    assert why in " ".join(result["verdict"]["invalid_causes"]), result["verdict"]
+    assert result["requests_file"]["count"] > 0
+
+
+@pytest.mark.parametrize("info", [
+    {"internal": {"effective_max_running_requests_per_dp": 4096}}, {"mem_fraction_static_resolved": 0.7}])
+def test_arms_with_other_resolved_arguments_are_refused_by_name(bench: Bench, info: dict[str, Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        bench.go(BASE | {"info": info}, SPEC, pairs=1)
+    key = next(iter(info.get("internal", info)))
+    assert key in str(caught.value)
+    assert "in both arms" in str(caught.value)
+    result = bench.result()
+    assert result["status"] == "invalid"
+    assert key in result["arms_diff"]["forbidden"]
+    assert result["requests_file"]["count"] <= 8, "the refusal comes before the second arm is measured"
+
+
+def test_each_load_point_has_its_own_verdict(bench: Bench) -> None:
+    base = {"rate": 800.0}
+    spec = {"tau": 2.0, "rate": 800.0, "at": {"1": 1000.0, "2": 640.0, "3": 560.0, "4": 480.0}}
+    _, result = bench.go(base, spec, concurrency=(1, 4), pairs=3)
+    verdicts = {one["concurrency"]: one["verdict"] for one in result["comparison"]}
+    assert verdicts == {1: "win", 4: "loss"}
+
+
+def test_the_order_of_the_arms_does_not_matter_when_prompts_get_faster_with_use(bench: Bench) -> None:
+    seen = {"warm_factor": 3.0}
+    verdicts = {bench.go(BASE | seen, SPEC | seen, pairs=2, seed=seed)[1]["plan"]["order"][0][2]:
+                bench.result()["verdict"]["class"] for seed in (2, 3)}
+    assert verdicts == {"baseline": "win", "eagle3": "win"}
+
+
+def test_a_run_stopped_by_the_deadline_resumes_and_keeps_what_it_had(bench: Bench) -> None:
+    from entrypoints.errors import Deadline
+    built = bench.image(BASE, SPEC)
+    with pytest.raises(Deadline):
+        run.benchmark(bench.settings(pairs=2, deadline_seconds=3.0), built, environ={}, out=bench.out, err=bench.err)
+    partial = bench.result()
+    assert partial["status"] == "aborted"
+    assert partial["verdict"]["class"] == "invalid"
+    kept = [block["index"] for block in partial["blocks"]]
+    code = run.benchmark(bench.settings(resume=str(bench.run_folder())), built, environ={}, out=bench.out,
+                         err=bench.err)
+    result = bench.result()
+    assert code == 0
+    assert [block["index"] for block in result["blocks"]][:len(kept)] == kept
+    assert result["comparison"][0]["pairs"] == 2
+
+
+def test_a_settled_run_stops_at_the_first_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoints import plan
+    monkeypatch.setattr(plan, "LOOKS", {"standard": (2, 4)})
+    _, result = bench.go(BASE, SPEC | {"rate": 2000.0}, pairs=0)
+    assert [look["pairs"] for look in result["looks_taken"]] == [2]
+    assert result["comparison"][0]["pairs"] == 2
+    assert result["comparison"][0]["alpha_used"] == pytest.approx(0.0294)
+
+
