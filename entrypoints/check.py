@@ -208,8 +208,6 @@ def writable(path: Path) -> str:
 
 def model_files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Model and draft: there, complete, made for each other. Not named: nothing to check."""
-    hub = Path(settings.cache) / "huggingface"
-    environ = {"HF_HOME": str(hub), **environ}
     if not settings.model:
         yield Finding("model", "skip", "not named", "", "--model FOLDER")
         return
@@ -242,31 +240,61 @@ def integrity(image: Image, root: Path = PATCH_ROOT) -> Iterator[Finding]:
             wrong.append(f"{one.package}/{one.name}: {found[:16]}")
     yield Finding("patches", "fail" if wrong else "ok", "; ".join(wrong) or f"{len(image.patches)} as built",
                   "the hashes of image.json", "pull the image again; do not edit it in place" if wrong else "")
-    installed = packages(image)
-    if isinstance(installed, str):
-        yield Finding("packages", "fail", installed, f"a working {image.python}", "pull the image again")
+    installed, site = packages(image)
+    if not site:
+        yield Finding("packages", "fail", installed.get("", "no answer"), f"a working {image.python}",
+                      "pull the image again")
         return
     changed = [f"{name} {installed.get(name, 'absent')} instead of {version}" for name, version in
                image.packages.items() if installed.get(name) != version]
     yield Finding("packages", "fail" if changed else "ok", "; ".join(changed) or f"{len(image.packages)} as built",
                   "the versions of image.json",
                   "something was installed over the image: start from a fresh container" if changed else "")
+    for package, tree in image.trees.items():
+        files = {path for one in image.patches if one.package == package
+                 for path in patched_files(root / one.package / one.name)}
+        found = effective_tree(site, files)
+        yield Finding(f"tree {package}", "ok" if found == tree else "fail", found[:16], tree[:16],
+                      "patched files were changed after the build" if found != tree else "")
 
 
-def packages(image: Image) -> dict[str, str] | str:
-    """Versions that the server's interpreter finds, names as image.json writes them; or why it gives none."""
-    script = ("import importlib.metadata as m, json, sys\n"
+def patched_files(patch: Path) -> set[str]:
+    """Paths relative to site-packages that a patch leaves behind changed."""
+    try:
+        lines = patch.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {line[6:].split("\t")[0] for line in lines if line.startswith("+++ b/")}
+
+
+def effective_tree(site: Path, files: Iterable[str]) -> str:
+    """sha256 over the lines `SHA256  PATH`, sorted by path; the same rule as in the image's lock."""
+    text = ""
+    for name in sorted(files):
+        try:
+            text += f"{hashlib.sha256((site / name).read_bytes()).hexdigest()}  {name}\n"
+        except OSError:
+            text += f"absent  {name}\n"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def packages(image: Image) -> tuple[dict[str, str], Path | None]:
+    """Versions that the server's interpreter finds, by image.json's names, and its site-packages.
+
+    When it does not run: the reason under the name "" and None.
+    """
+    script = ("import importlib.metadata as m, json, sys, sysconfig\n"
               "def v(n):\n try: return m.version(n)\n except m.PackageNotFoundError: return 'absent'\n"
-              "print(json.dumps({n: v(n) for n in sys.argv[1:]}))")
+              "print(json.dumps([{n: v(n) for n in sys.argv[1:]}, sysconfig.get_path('purelib')]))")
     try:
         done = subprocess.run([str(image.python), "-I", "-c", script, *image.packages], capture_output=True, text=True,
                               timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return {"": str(error)}, None
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["no output"])[-1]
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+        return {"": (done.stderr.strip().splitlines() or ["no output"])[-1]}, None
+    found, site = json.loads(done.stdout)
+    return found, Path(site)
 
 
 def _target(name: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoints import __version__, settings, signals
-from entrypoints.errors import Bug, EntrypointError, Problem, Terminated, Usage
+from entrypoints.errors import Bug, EntrypointError, InputMissing, Problem, Terminated, Usage
+from entrypoints.image import Image, load
 
 HELP = f"""entrypoint {__version__}: usage of this image
 
@@ -93,22 +94,23 @@ def _report(error: EntrypointError, as_json: bool) -> int:
 
 def _serve(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import serve
-    from entrypoints.image import load
     chosen = settings.resolve(words, environ, only=settings.SERVE_OPTIONS, mode="serve")
     return serve.run(chosen, load(), environ)
 
 
 def _benchmark(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import run
-    from entrypoints.image import load
-    return run.benchmark(settings.resolve(words, environ, mode="benchmark"), load())
+    chosen, image = settings.resolve(words, environ, mode="benchmark"), load()
+    _validate_flags(chosen, image, environ)
+    _require_models(chosen, image, environ)
+    return run.benchmark(chosen, image)
 
 
 def _plan(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import run
-    from entrypoints.image import load
-    chosen = settings.resolve(words, environ, mode="plan")
-    document = run.describe(chosen, load())
+    chosen, image = settings.resolve(words, environ, mode="plan"), load()
+    document = run.describe(chosen, image)
+    _validate_flags(chosen, image, environ)
     if chosen.json:
         print(json.dumps({"settings": [{"name": name, "value": value, "source": source}
                                        for name, value, source in chosen.shown()], "plan": document}, indent=2))
@@ -119,6 +121,27 @@ def _plan(words: Sequence[str], environ: Mapping[str, str]) -> int:
     print()
     print(run.render_plan(document))
     return 0
+
+
+def _validate_flags(chosen: settings.Settings, image: Image, environ: Mapping[str, str]) -> None:
+    """Flags of the user go through the installed server's parser; the profile's did when the image was built."""
+    if not chosen.extra and not any("=" in arm for arm in chosen.arm):
+        return
+    from entrypoints import command, flags, plan
+    commands = {arm.name: arm.command(chosen.port) for arm in plan.arms(image, chosen)}
+    root = Path(chosen.cache)
+    why = flags.validate(image, commands, command.server_environment(image, environ, cache_root=root),
+                         root / image.short_key)
+    if why:
+        print(f"entrypoint: flags not checked before the start: {why}", file=sys.stderr)
+
+
+def _require_models(chosen: settings.Settings, image: Image, environ: Mapping[str, str]) -> None:
+    """Missing model files are found in a second, not after a server start."""
+    from entrypoints import command, models
+    environment = command.server_environment(image, environ, cache_root=Path(chosen.cache))
+    if chosen.model and not chosen.resume and (wrong := models.problems(chosen.model, chosen.draft, environment)):
+        raise InputMissing(wrong)
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -132,11 +155,11 @@ def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _check(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from entrypoints import check, host
-    from entrypoints.image import load
+    from entrypoints import check, command, host
     chosen = settings.resolve(words, environ, mode="check")
     image = load()
-    findings = check.run(host.read(), image, chosen, environ)
+    environment = command.server_environment(image, environ, cache_root=Path(chosen.cache))
+    findings = check.run(host.read(), image, chosen, environment)
     print(json.dumps([one.as_dict() for one in findings], indent=2) if chosen.json else check.render(findings))
     return check.exit_code(findings)
 
