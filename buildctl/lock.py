@@ -42,6 +42,28 @@ class Wheel:
     size: int | None
     #: locked packages that need this one; `.` is the stack itself
     via: tuple[str, ...]
+    #: what its METADATA requires with a version, or of packages that the lock lacks; None where it could not be read
+    requires: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unlocked:
+    """A package whose only index was out of reach when the lock was made: no file, no hash."""
+
+    name: str
+    requirement: str
+    layer: str
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two packages that install files of the same path with different content: how many, and the first of them."""
+
+    first: str
+    second: str
+    files: int
+    example: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +105,18 @@ class Lock:
     epoch: int
     #: section -> digest of the part of the stack that it was made from
     inputs: Mapping[str, str] = field(default_factory=dict)
+    unlocked: tuple[Unlocked, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
 
     def share(self, layer: str) -> tuple[Wheel, ...]:
         """The wheels that a layer installs."""
         return tuple(wheel for wheel in self.wheels if wheel.layer == layer)
+
+    @property
+    def open_ends(self) -> tuple[str, ...]:
+        """What the lock does not pin, as messages name it: packages of indexes that were out of reach, the base."""
+        base = (f"base {self.base.image}",) if self.base.source == "registry" and not self.base.digest else ()
+        return (*base, *(f"{entry.requirement} of index '{entry.index}'" for entry in self.unlocked))
 
     def version(self, package: str) -> str | None:
         """The locked version of a package of the server's environment."""
@@ -104,7 +134,10 @@ def restrict(lock: Lock, layers: Iterable[LayerImage]) -> Lock:
     chain = tuple(layers)
     names = {layer.name for layer in chain}
     patched = {package for layer in chain for package in layer.patches}
-    return replace(lock, wheels=tuple(wheel for wheel in lock.wheels if wheel.layer in names),
+    wheels = tuple(wheel for wheel in lock.wheels if wheel.layer in names)
+    present = {wheel.name for wheel in wheels}
+    return replace(lock, wheels=wheels, unlocked=tuple(entry for entry in lock.unlocked if entry.layer in names),
+                   overlaps=tuple(pair for pair in lock.overlaps if {pair.first, pair.second} <= present),
                    patches={package: series for package, series in lock.patches.items() if package in patched},
                    inputs={})
 
@@ -149,6 +182,8 @@ def inputs_of(stack: Stack, project: Project) -> dict[str, str]:
         "patches": digest({package: _series_files(project.patches / folder)
                            for package, folder in stack.patches.items()}),
         "local": digest(local_of(stack, project)),
+        # flags are checked against the server's own parser when a lock is made
+        "profile": digest(stack.profile.as_dict()),
     }
 
 
@@ -180,6 +215,9 @@ def _body(lock: Lock) -> dict[str, Any]:
         plain[key] = [{name: value for name, value in wheel.items() if value is not None}
                       for wheel in sorted(plain[key], key=lambda wheel: wheel["name"])]
     plain["base"] = {name: value for name, value in plain["base"].items() if value}
+    for key in ("unlocked", "overlaps"):  # the rule is that a lock has neither
+        if not plain[key]:
+            del plain[key]
     return {"schema": SCHEMA, **json.loads(json.dumps(plain, sort_keys=True))}
 
 
@@ -210,13 +248,25 @@ def read(path: Path, project: Project) -> Lock:
     :raises ManifestError: missing, not JSON, of another schema, or edited by hand.
     """
     shown = project.shown(path)
-    remake = f"run `buildctl lock {path.stem}`"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ManifestError(Problem(f"stack '{path.stem}' has no lock", shown, todo=remake)) from None
+        raise ManifestError(Problem(f"stack '{path.stem}' has no lock", shown,
+                                    todo=f"run `buildctl lock {path.stem}`")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(Problem("cannot read the lock", shown, found=str(error))) from None
+    return parse(text, shown, path.stem)
+
+
+def parse(text: str, shown: str, stack: str) -> Lock:
+    """Read the text of a lock.
+
+    :param shown: the file's name in messages.
+    :raises ManifestError: not JSON, of another schema, or edited by hand.
+    """
+    remake = f"run `buildctl lock {stack}`"
+    try:
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ManifestError(Problem("the lock is not valid JSON", f"{shown}:{error.lineno}", found=error.msg,
                                     todo=f"restore it from version control, or {remake}")) from None
@@ -238,7 +288,9 @@ def read(path: Path, project: Project) -> Lock:
 
 def _from_dict(data: dict[str, Any]) -> Lock:
     def wheels(key: str) -> tuple[Wheel, ...]:
-        return tuple(Wheel(**{"size": None, **wheel, "via": tuple(wheel["via"])}) for wheel in data[key])
+        return tuple(Wheel(**{"size": None, **wheel, "via": tuple(wheel["via"]),
+                              "requires": tuple(wheel["requires"]) if "requires" in wheel else None})
+                     for wheel in data[key])
 
     base = data["base"]
     return Lock(
@@ -248,12 +300,9 @@ def _from_dict(data: dict[str, Any]) -> Lock:
         patches={package: LockedSeries(series["folder"], series["wheel_sha256"],
                                        tuple((name, sha) for name, sha in series["patches"]), series["tree"])
                  for package, series in data["patches"].items()},
-        local=data["local"], epoch=data["epoch"], inputs=data["inputs"])
-
-
-def requirement_lines(wheels: tuple[Wheel, ...]) -> str:
-    """The wheels as a requirements file with hashes."""
-    return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
+        local=data["local"], epoch=data["epoch"], inputs=data["inputs"],
+        unlocked=tuple(Unlocked(**entry) for entry in data.get("unlocked", ())),
+        overlaps=tuple(Overlap(**entry) for entry in data.get("overlaps", ())))
 
 
 def partition(layers: Mapping[str, tuple[str, ...]], via: Mapping[str, frozenset[str]]) -> dict[str, str]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from buildctl import lock as locks
-from buildctl import patches, reference, resolve, source
-from buildctl.errors import BuildctlError, ManifestError, NetworkError, Problem
+from buildctl import manifest, metadata, patches, reference, resolve, serverflags, source
+from buildctl.errors import BuildctlError, CompatibilityError, ManifestError, NetworkError, Problem, UsageError
 from buildctl.host import Host
-from buildctl.lock import ENTRYPOINT, SERVER, TOOLS, Lock, LockedBase, LockedSeries, Wheel
+from buildctl.lock import ENTRYPOINT, SERVER, TOOLS, Lock, LockedBase, LockedSeries, Unlocked, Wheel
 from buildctl.patches import Checked
 from buildctl.project import Project
 from buildctl.registry import Registry
+from buildctl.resolve import Request, Resolution
 from buildctl.retry import Policy
 from buildctl.stack import Stack
 
@@ -30,40 +36,150 @@ class Made:
     sections: tuple[str, ...]
 
 
-def make(stack: Stack, project: Project, host: Host, cache: Path, *, upgrade: bool = False,
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a new lock beyond the stack: packages to upgrade, or all, and the time after which files do not
+    count (RFC 3339)."""
+
+    upgrade: tuple[str, ...] = ()
+    upgrade_all: bool = False
+    exclude_newer: str = ""
+
+    @property
+    def anew(self) -> bool:
+        """Whether sections are resolved although their inputs did not change."""
+        return bool(self.upgrade or self.upgrade_all or self.exclude_newer)
+
+
+def names(words: Iterable[str]) -> tuple[str, ...]:
+    """Package names as locks spell them."""
+    return tuple(canonicalize_name(word) for word in words)
+
+
+def moment(text: str, now: datetime | None = None) -> str:
+    """An age (`7d`, `12h`, `2w`) before now, or a date or time, as RFC 3339; empty for nothing.
+
+    :raises UsageError: it is neither.
+    """
+    if not text:
+        return ""
+    age = re.fullmatch(r"(\d+) ?([hdw])", text)
+    if age:
+        unit = {"h": "hours", "d": "days", "w": "weeks"}[age[2]]
+        found = (now or datetime.now(UTC)) - timedelta(**{unit: int(age[1])})
+    else:
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            raise UsageError(Problem("this is neither an age nor a date", "--exclude-newer", found=text,
+                                     expected="7d, 12h, 2w, 2026-11-30 or 2026-11-30T12:00:00Z")) from None
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return found.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def make(stack: Stack, project: Project, host: Host, cache: Path, *, wish: Wish | None = None,
          base: str = "auto") -> Made:
     """Make the lock of a stack, keeping what its present lock already has.
 
-    :param upgrade: forget the present versions.
+    A package whose only index is out of reach is left unlocked, unless the present lock has it.
+
     :param base: `registry`, `bootstrap`, or `auto`: the present choice, else a registry when it answers.
     :raises BuildctlError: of the class that fits; nothing is written.
     """
+    wish = wish or Wish()
     before = _previous(stack, project)
     inputs = locks.inputs_of(stack, project)
+    _check_upgrade(wish, before)
+    requests = resolve.environments(stack)
     changed: list[str] = []
-    environments: dict[str, tuple[Wheel, ...]] = {}
+    environments: dict[str, Resolution] = {}
     epoch = before.epoch if before else 0
-    for name, request in resolve.environments(stack).items():
+    for name, request in requests.items():
         section = _SECTIONS[name]
-        kept = _wheels(before, name) if before and before.inputs.get(section) == inputs[section] else ()
-        if kept and not upgrade:
-            environments[name] = kept
+        if before and before.inputs.get(section) == inputs[section] and not wish.anew and _complete(before, name):
+            environments[name] = Resolution(_wheels(before, name), 0)
             continue
-        pins = () if upgrade or before is None else tuple(f"{wheel.name}=={wheel.version}"
-                                                          for wheel in _wheels(before, name))
-        found = resolve.resolve(resolve.with_preferences(request, pins), host)
-        environments[name] = found.wheels
+        pins = [wheel for wheel in (_wheels(before, name) if before else ()) if not wish.upgrade_all
+                and wheel.name not in wish.upgrade]
+        asked = replace(request, preferences=tuple(f"{wheel.name}=={wheel.version}" for wheel in pins),
+                        exclude_newer=wish.exclude_newer)
+        found = _resolve(asked, before, host)
+        environments[name] = found
         epoch = max(epoch, found.epoch)
         changed.append(section)
-    wheels = resolve.over_layers(stack, environments[SERVER])
+    server = environments[SERVER]
+    wheels = resolve.over_layers(stack, server.wheels)
+    unlocked = _unlocked(stack, requests[SERVER], wheels)
+    overlaps = before.overlaps if before else ()
+    if "requirements" in changed:
+        facts = metadata.read(wheels, server.urls, host, cache)
+        roots = (*requests[SERVER].requirements, *requests[SERVER].overrides)
+        wheels = metadata.annotate(wheels, metadata.applicable(facts, roots, stack.python, requests[SERVER].machine))
+        overlaps = metadata.overlaps(facts)
+    if before is None or before.inputs.get("profile") != inputs["profile"] or "requirements" in changed:
+        _check_profile(stack, wheels, host, cache)
+        changed += ["profile"] if before is None or before.inputs.get("profile") != inputs["profile"] else []
     lock = Lock(stack=stack.name, python=stack.python, platform=stack.platform,
-                base=_base(stack, before, inputs, base), wheels=wheels, entrypoint=environments[ENTRYPOINT],
-                tools=environments[TOOLS], patches=_series(stack, project, wheels, host, cache),
-                local=locks.local_of(stack, project), epoch=epoch, inputs=inputs)
+                base=_base(stack, before, inputs, base), wheels=wheels, entrypoint=environments[ENTRYPOINT].wheels,
+                tools=environments[TOOLS].wheels, patches=_series(stack, project, wheels, host, cache),
+                local=locks.local_of(stack, project), epoch=epoch, inputs=inputs, unlocked=unlocked, overlaps=overlaps)
     changed += [name for name, old, new in (("base", before and before.base, lock.base),
                                             ("patches", before and before.patches, lock.patches),
                                             ("local", before and before.local, lock.local)) if old != new]
     return Made(lock, tuple(changed))
+
+
+def _check_upgrade(wish: Wish, before: Lock | None) -> None:
+    known = {wheel.name for name in _SECTIONS for wheel in _wheels(before, name)} if before else set()
+    problems = [Problem(f"the lock has no package '{package}' to upgrade", "command line",
+                        todo=manifest.suggest(package, known) if known else "leave --upgrade out: there is no lock yet")
+                for package in wish.upgrade if package not in known]
+    if problems:
+        raise UsageError(problems)
+
+
+def _complete(lock: Lock, environment: str) -> bool:
+    """Whether a section has all that locks have today; an index that was out of reach is tried again."""
+    if environment != SERVER:
+        return bool(_wheels(lock, environment))
+    return bool(lock.wheels) and not lock.unlocked and any(wheel.requires is not None for wheel in lock.wheels)
+
+
+def _resolve(request: Request, before: Lock | None, host: Host) -> Resolution:
+    try:
+        return resolve.resolve(request, host)
+    except NetworkError:
+        gone = resolve.unreachable(request, host)
+        packages = {package for index in gone for package in index.packages}
+        locked = sorted(packages & {wheel.name for wheel in before.wheels}) if before else []
+        if not packages or locked:
+            raise  # the public index is down, or a lock that is complete would lose what it has
+    return resolve.resolve(resolve.without(request, packages), host)
+
+
+def _unlocked(stack: Stack, request: Request, wheels: Iterable[Wheel]) -> tuple[Unlocked, ...]:
+    """The packages that a layer requires and the resolution had to leave out."""
+    present = {wheel.name for wheel in wheels}
+    excluded = {canonicalize_name(rule.text) for rule in stack.excludes}
+    owners = {package: index.name for index in stack.indexes for package in index.packages}
+    found: dict[str, Unlocked] = {}
+    for layer in stack.layers:
+        for text in stack.requirements.get(layer.name, ()):
+            name = canonicalize_name(Requirement(text).name)
+            if name in owners and name not in present and name not in excluded:
+                found.setdefault(name, Unlocked(name, str(request.requirement_of[name]), layer.name, owners[name]))
+    return tuple(found[name] for name in sorted(found))
+
+
+def _check_profile(stack: Stack, wheels: Iterable[Wheel], host: Host, cache: Path) -> None:
+    """Hold the profile's flags against the parser of the locked server."""
+    wheel = next((wheel for wheel in wheels if wheel.name == "sglang"), None)
+    if wheel is None:
+        return
+    flags = serverflags.of_source(_reader("sglang", wheel, host, cache)())
+    problems = serverflags.check(stack.profile, flags, stack.place.rsplit(":", 1)[0], wheel.version)
+    if problems:
+        raise CompatibilityError(problems)
 
 
 def write(made: Made, path: Path) -> None:
@@ -136,8 +252,10 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
         try:
             return LockedBase("registry", image=image, digest=_digest(image))
         except BuildctlError:
-            if wanted == "registry" or bootstrap is None:
+            if wanted == "registry":
                 raise
+            if bootstrap is None:
+                return LockedBase("registry", image=image)
     if bootstrap is None or wanted == "registry":
         raise ManifestError(Problem(f"the base of '{stack.name}' cannot come from a {wanted}", stack.place,
                                     expected="base: with 'image' for a registry, with 'bootstrap' for mmdebstrap"))
@@ -157,4 +275,4 @@ def _digest(image: str) -> str:
     return found.digest
 
 
-__all__ = ["Made", "check_patches", "make", "write"]
+__all__ = ["Made", "Wish", "check_patches", "make", "write"]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from buildctl.errors import BuildctlError, CompatibilityError, ManifestError, NetworkError, Problem
 from buildctl.host import Host
 from buildctl.lock import ENTRYPOINT, PUBLIC, SERVER, TOOLS, Wheel, partition
+from buildctl.manifest import Problems
 from buildctl.stack import Index, Rule, Stack
 
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -45,6 +46,14 @@ class Request:
     indexes: tuple[Index, ...] = ()
     #: pins of an earlier lock that are kept where they still fit
     preferences: tuple[str, ...] = ()
+    #: RFC 3339 time; files that an index got later do not exist for the resolution
+    exclude_newer: str = ""
+
+    @property
+    def requirement_of(self) -> dict[str, Requirement]:
+        """What is asked for directly, by package; an override beats a requirement."""
+        return {canonicalize_name(parsed.name): parsed for text in (*self.requirements, *self.overrides)
+                if (parsed := Requirement(text))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Resolution:
 
     wheels: tuple[Wheel, ...]
     epoch: int
+    #: file name -> where the index serves it; not part of a lock
+    urls: Mapping[str, str] = field(default_factory=dict)
 
 
 def environments(stack: Stack) -> dict[str, Request]:
@@ -73,9 +84,34 @@ def environments(stack: Stack) -> dict[str, Request]:
     }
 
 
-def with_preferences(request: Request, pins: tuple[str, ...]) -> Request:
-    """The same request, keeping these versions where they still fit."""
-    return replace(request, preferences=pins)
+def without(request: Request, packages: Iterable[str]) -> Request:
+    """The same request as if these packages did not exist."""
+    gone = set(packages)
+
+    def kept(texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(text for text in texts if canonicalize_name(Requirement(text).name) not in gone)
+
+    return replace(request, requirements=kept(request.requirements), constraints=kept(request.constraints),
+                   overrides=kept(request.overrides), preferences=kept(request.preferences),
+                   excludes=(*request.excludes, *sorted(gone)),
+                   indexes=tuple(replace(index, packages=tuple(name for name in index.packages if name not in gone))
+                                 for index in request.indexes))
+
+
+def unreachable(request: Request, host: Host) -> tuple[Index, ...]:
+    """The indexes of a request that do not answer, each asked by uv for what the request wants of it."""
+    found = []
+    for index in request.indexes:
+        wanted = tuple(str(requirement) for name, requirement in request.requirement_of.items()
+                       if name in index.packages)
+        alone = replace(request, requirements=wanted, constraints=(), overrides=(), excludes=(), indexes=(index,))
+        try:
+            resolve(alone, host, alone=True)
+        except NetworkError:
+            found.append(index)
+        except BuildctlError:
+            continue  # it answered; what it said matters in the joint resolution
+    return tuple(found)
 
 
 def over_layers(stack: Stack, wheels: Iterable[Wheel]) -> tuple[Wheel, ...]:
@@ -86,12 +122,13 @@ def over_layers(stack: Stack, wheels: Iterable[Wheel]) -> tuple[Wheel, ...]:
     return tuple(replace(wheel, layer=owner[wheel.name]) for wheel in found)
 
 
-def resolve(request: Request, host: Host) -> Resolution:
+def resolve(request: Request, host: Host, *, alone: bool = False) -> Resolution:
     """Ask uv for one consistent set of wheels.
 
     An index that is declared for some packages is asked for them and for nothing else; when every package of an index
     lies in a wheelhouse in the version asked for, the index itself is not needed.
 
+    :param alone: leave out what the requirements depend on.
     :raises CompatibilityError: there is no solution.
     :raises NetworkError: an index does not answer.
     """
@@ -102,7 +139,7 @@ def resolve(request: Request, host: Host) -> Resolution:
     indexes = tuple(index for index in request.indexes if not _offered(index, request, local, tags))
     with tempfile.TemporaryDirectory(prefix="buildctl-resolve-") as name:
         folder = Path(name)
-        arguments = _write_inputs(folder, request, indexes, host)
+        arguments = [*_write_inputs(folder, request, indexes, host), *(["--no-deps"] if alone else [])]
         pins = folder / "pins.txt"
         pins.write_text("".join(f"{pin}\n" for pin in request.preferences))
         _uv([*arguments, "--annotation-style", "line", "--no-header", "-o", str(pins)], host, folder)
@@ -160,10 +197,8 @@ def _rank(file: str, tags: Mapping[Tag, int]) -> int | None:
 
 def _offered(index: Index, request: Request, local: Mapping[str, Path], tags: Mapping[Tag, int]) -> bool:
     """Whether the wheelhouses hold a fitting wheel for every package of an index."""
-    wanted = {canonicalize_name(parsed.name): parsed for text in (*request.requirements, *request.overrides)
-              if (parsed := Requirement(text))}
     for package in index.packages:
-        requirement = wanted.get(canonicalize_name(package))
+        requirement = request.requirement_of.get(package)
         if requirement is None:
             continue
         fits = any(_rank(file, tags) is not None and (wheel := parse_wheel_filename(file))[0] == package
@@ -176,9 +211,9 @@ def _offered(index: Index, request: Request, local: Mapping[str, Path], tags: Ma
 def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host: Host) -> list[str]:
     lines = ["[project]", f'name = "{_ROOT}"', 'version = "0"', f'requires-python = "=={request.python}.*"',
              f"dependencies = {json.dumps(list(request.requirements))}"]
+    direct = {canonicalize_name(Requirement(text).name) for text in request.requirements}
     if indexes:
         lines.append("[tool.uv.sources]")
-        direct = {canonicalize_name(Requirement(text).name) for text in request.requirements}
         lines += [f'{package} = {{index = "{index.name}"}}' for index in indexes for package in index.packages
                   if package in direct]
         for index in indexes:
@@ -196,6 +231,13 @@ def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host
             arguments += [flag, str(file)]
     if request.prerelease:
         arguments += ["--prerelease", "allow"]
+    if request.exclude_newer:
+        arguments += ["--exclude-newer", request.exclude_newer]
+        # indexes of a few packages and wheelhouses seldom tell upload times; uv would hide all they have
+        dated = {package for index in request.indexes for package in index.packages if package in direct}
+        dated |= {parse_wheel_filename(file)[0] for file in host.local_wheels()} & direct
+        arguments += [word for package in sorted(dated)
+                      for word in ("--exclude-newer-package", f"{package}=false")]
     for wheelhouse in host.wheelhouses:
         arguments += ["--find-links", str(wheelhouse)]
     if host.index is not None:
@@ -251,7 +293,7 @@ def classify(stderr: str, host: Host) -> BuildctlError:
 def _select(packages: Sequence[Mapping[str, Any]], via: Mapping[str, tuple[str, frozenset[str]]],
             tags: Mapping[Tag, int], indexes: Sequence[Index], local: Mapping[str, Path]) -> Resolution:
     owners = {package: index.name for index in indexes for package in index.packages}
-    wheels, problems, epoch = [], [], 0
+    wheels, problems, urls, epoch = [], Problems(), {}, 0
     for package in packages:
         name = canonicalize_name(package["name"])
         best: tuple[int, str, Mapping[str, Any]] | None = None
@@ -261,19 +303,24 @@ def _select(packages: Sequence[Mapping[str, Any]], via: Mapping[str, tuple[str, 
             if rank is not None and (best is None or (rank, file) < best[:2]):
                 best = (rank, file, wheel)
         if best is None:
-            problems.append(Problem(f"{name} {package['version']} has no wheel for the stack's platform", "resolver",
-                                    todo="pin another version, or exclude the package with a reason"))
+            problems.add(f"{name} {package['version']} has no wheel for the stack's platform", "resolver",
+                         todo="pin another version, or exclude the package with a reason")
             continue
         _, file, wheel = best
+        if name in owners and "." not in via.get(name, ("", frozenset()))[1]:
+            problems.add(f"{name} must come from index '{owners[name]}' and nothing asks for it directly", "resolver",
+                         found=f"{name} {package['version']} of the public index, for {', '.join(via[name][1])}",
+                         todo=f"require {name} in the layer that owns it: an index counts for direct requirements only")
         stamp = wheel.get("upload-time")
         if isinstance(stamp, datetime):
             epoch = max(epoch, int(stamp.timestamp()))
         wheels.append(Wheel(name, package["version"], "", owners.get(name, PUBLIC), file, _sha256(wheel, file, local),
                             wheel.get("size") or _size(file, local),
                             tuple(sorted(via[name][1])) if name in via else ()))
-    if problems:
-        raise CompatibilityError(problems)
-    return Resolution(tuple(sorted(wheels, key=lambda wheel: wheel.name)), epoch)
+        if "url" in wheel:
+            urls[file] = str(wheel["url"])
+    problems.raise_any(CompatibilityError)
+    return Resolution(tuple(sorted(wheels, key=lambda wheel: wheel.name)), epoch, urls)
 
 
 def _sha256(wheel: Mapping[str, Any], file: str, local: Mapping[str, Path]) -> str:

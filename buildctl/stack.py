@@ -69,6 +69,16 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A finding of a compatibility rule that this stack lives with on purpose; without `package`, any of that rule."""
+
+    rule: str
+    package: str
+    reason: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """How the stack's server is run: environment and flags of every arm."""
 
@@ -110,6 +120,7 @@ class Stack:
     overrides: tuple[Rule, ...]
     excludes: tuple[Rule, ...]
     prerelease: tuple[str, ...]
+    accept: tuple[Accepted, ...]
     indexes: tuple[Index, ...]
     patches: Mapping[str, str]
     profile: Profile
@@ -183,6 +194,7 @@ def _load(project: Project, name: str, images: Mapping[str, LayerImage], problem
         overrides=_rules(table, "overrides", "requirement", problems),
         excludes=_rules(table, "excludes", "package", problems),
         prerelease=tuple(canonicalize_name(word) for word in table.strings("prerelease", pattern=NAME)),
+        accept=_accept(table),
         indexes=_indexes(table, problems),
         patches=_patches(table, project, layers, problems),
         profile=_profile(table, problems),
@@ -307,6 +319,15 @@ def _rules(table: Table, key: str, field: str, problems: Problems) -> tuple[Rule
         rules.append(Rule(text, inner.string("reason"), inner.where()))
         inner.close()
     return tuple(rules)
+
+
+def _accept(table: Table) -> tuple[Accepted, ...]:
+    found = []
+    for inner in table.tables("accept"):
+        found.append(Accepted(inner.string("rule", pattern=r"[a-z0-9-]+", expected="the id of a rule"),
+                              canonicalize_name(inner.string("package", "")), inner.string("reason"), inner.where()))
+        inner.close()
+    return tuple(found)
 
 
 def _indexes(table: Table, problems: Problems) -> tuple[Index, ...]:

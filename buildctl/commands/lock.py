@@ -6,41 +6,67 @@ from pathlib import Path
 
 import click
 
-from buildctl import host, locking, project, stack
+from buildctl import host, lockdiff, locking, project, stack
 from buildctl import lock as locks
 from buildctl.cli import emit
 from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, size, wheelhouse_option
+from buildctl.errors import Problem, UsageError
+from buildctl.lock import Lock
+from buildctl.locking import Wish
+from buildctl.project import Project
 
 
 @click.command()
-@click.argument("stack_name", metavar="[STACK]", default=DEFAULT_STACK)
+@click.argument("words", metavar="[STACK]", nargs=-1)
 @click.option("--check", is_flag=True, help="Change nothing; fail when the lock is missing, edited or stale.")
-@click.option("--upgrade", is_flag=True, help="Forget the versions of the present lock and resolve anew.")
+@click.option("--upgrade", multiple=True, metavar="PACKAGE",
+              help="Choose this package's version anew; repeatable.")
+@click.option("--upgrade-all", is_flag=True, help="Forget all versions of the present lock.")
+@click.option("--exclude-newer", metavar="AGE", default="",
+              help="Leave out files younger than 7d, 12h, 2w, or uploaded after a date as 2026-11-30.")
+@click.option("--diff", "compare", is_flag=True,
+              help="Compare two locks instead: [A] [B], each a stack, a lock file or a git revision. One stack: its "
+                   "last commit against the file. One revision: against the default stack's file.")
 @click.option("--base", "base_source", type=click.Choice(["auto", "registry", "bootstrap"]), default="auto",
               show_default=True, help="Where the base comes from; auto: a registry when it answers, else bootstrap.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
-def command(root: Path, stack_name: str, check: bool, upgrade: bool, base_source: str,
-            wheelhouses: tuple[Path, ...], as_json: bool) -> None:
+def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str, ...], upgrade_all: bool,
+            exclude_newer: str, compare: bool, base_source: str, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Resolve STACK once, with hashes, into images/stacks/STACK.lock.
 
     Sections of the lock whose inputs did not change are kept as they are; a lock whose inputs did not change at all is
-    rewritten byte for byte.
+    rewritten byte for byte. Nothing is written when something fails.
     """
     found = project.find(root)
+    if compare:
+        _compare(found, words, as_json)
+        return
+    if len(words) > 1:
+        raise UsageError(Problem("one stack at a time", "command line", found=" ".join(words),
+                                 todo="name one stack, or compare two with --diff"))
+    wish = Wish(locking.names(upgrade), upgrade_all, locking.moment(exclude_newer))
+    if check and wish.anew:
+        raise UsageError(Problem("--check changes nothing", "command line", todo="leave out --upgrade, --upgrade-all "
+                                 "and --exclude-newer, or --check"))
+    stack_name = words[0] if words else DEFAULT_STACK
     loaded = stack.load(found, stack_name)
     if check:
         lock = locks.load(loaded, found)
         changed: tuple[str, ...] = ()
     else:
-        made = locking.make(loaded, found, host.read(wheelhouses), cache_dir(), upgrade=upgrade, base=base_source)
+        made = locking.make(loaded, found, host.read(wheelhouses), cache_dir(), wish=wish, base=base_source)
         lock, changed = made.lock, made.sections
         locking.write(made, locks.path_of(loaded))
     shares = {layer.name: lock.share(layer.name) for layer in loaded.layers}
     shown = found.shown(locks.path_of(loaded))
+    if lock.open_ends:
+        click.echo(f"warning: {shown} is not complete; out of reach when it was made:", err=True)
+        for text in lock.open_ends:
+            click.echo(f"  unlocked: {text}", err=True)
     if as_json:
-        emit({"stack": stack_name, "lock": shown, "changed": list(changed),
+        emit({"stack": stack_name, "lock": shown, "changed": list(changed), "unlocked": list(lock.open_ends),
               "layers": {name: {"wheels": len(share), "bytes": sum(wheel.size or 0 for wheel in share)}
                          for name, share in shares.items()}})
         return
@@ -48,3 +74,24 @@ def command(root: Path, stack_name: str, check: bool, upgrade: bool, base_source
         click.echo(f"{name:12} {len(share):4} wheels {size(sum(wheel.size or 0 for wheel in share)):>9}")
     state = "is current" if check or not changed else f"written; new: {', '.join(changed)}"
     click.echo(f"{shown} {state}")
+
+
+def _compare(found: Project, words: tuple[str, ...], as_json: bool) -> None:
+    before, after = lockdiff.sides(words, stack.names(found), DEFAULT_STACK)
+    difference = lockdiff.compare(_lock(found, before), _lock(found, after))
+    if as_json:
+        emit({"from": before.shown, "to": after.shown, **difference.as_dict()})
+        return
+    click.echo(f"{before.shown} -> {after.shown}")
+    for line in difference.lines(size):
+        click.echo(line)
+
+
+def _lock(found: Project, side: lockdiff.Side) -> Lock:
+    if side.file:
+        return locks.read(Path(side.file), found)
+    path = found.stacks / f"{side.stack}.lock"
+    if not side.revision:
+        return locks.read(path, found)
+    return locks.parse(lockdiff.at_revision(found.root, side.revision, path), f"{side.revision}:{found.shown(path)}",
+                       side.stack)
