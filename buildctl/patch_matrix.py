@@ -29,12 +29,9 @@ class Row:
     patch: Patch
     cells: tuple[tuple[str, Cell], ...]
 
-    @property
-    def first_change(self) -> tuple[str, str]:
-        """The first release that breaks or absorbs the patch, and which of the two; empty when none does."""
-        return next(
-            ((version, cell.state) for version, cell in self.cells if cell.state in (UPSTREAM, FAILS)), ("", "")
-        )
+    def first(self, state: str) -> str:
+        """The first release with that fate, or nothing."""
+        return next((version for version, cell in self.cells if cell.state == state), "")
 
 
 def matrix(series: Series, base: Reader, releases: Iterable[tuple[str, Callable[[], Reader]]]) -> list[Row]:
@@ -117,18 +114,19 @@ def _shown(cell: Cell, full: bool) -> str:
 
 
 def _first(row: Row) -> str:
-    version, state = row.first_change
-    if not version:
-        return "none"
-    cell = dict(row.cells)[version]
-    where = f": {cell.detail.replace('sglang/srt/', '')}" if state == FAILS else ""
+    broken, absorbed = row.first(FAILS), row.first(UPSTREAM)
+    told = []
+    if broken:
+        told.append(f"broken by {broken} ({dict(row.cells)[broken].detail.rsplit('/', 1)[-1]})")
+    if absorbed:
+        told.append(f"upstream in {absorbed}")
     claim = row.patch.header.upstream_release
-    return f"{'absorbed' if state == UPSTREAM else 'broken'} by {version}{where}" + (
-        f" (header: {claim})" if claim else ""
-    )
+    return (", ".join(told) or "none") + (f"; header: {claim}" if claim else "")
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The matrix as a Markdown table."""
-    lines = ["| " + " | ".join(line) + " |" for line in table(rows)]
-    return "\n".join([*lines[:1], "|" + " --- |" * (lines[0].count(" | ") + 1 if lines else 0), *lines[1:]]) + "\n"
+    lines = table(rows)
+    if not lines:
+        return ""
+    return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], ["---"] * len(lines[0]), *lines[1:]])

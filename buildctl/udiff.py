@@ -358,7 +358,7 @@ def _check_order(hunk: Hunk, before: Sequence[Hunk], created: bool, where: str, 
         return
     if not kinds & {b"+", b"-"} or hunk.old == hunk.new:
         raise _stop(f"hunk #{hunk.number} for {path} changes nothing", where, todo=todo)
-    if b" " not in kinds:
+    if b" " not in kinds and hunk.old_start != 1:  # from line 1 on, it must be the whole file
         raise _stop(
             f"hunk #{hunk.number} for {path} has no context",
             where,

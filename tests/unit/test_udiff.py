@@ -158,6 +158,13 @@ def test_a_hunk_without_context_or_change_or_out_of_step_is_refused() -> None:
     assert "do not add up" in faults(dropped)[0].what
 
 
+def test_without_context_a_hunk_may_only_be_the_whole_file() -> None:
+    whole = lab.diff("demo/a.txt", "a\n", "b\n")
+
+    assert apply(whole, {"demo/a.txt": "a\n"}).files["demo/a.txt"] == b"b\n"
+    assert "does not fit" in refused(whole, {"demo/a.txt": "a\nmore\n"})[0].what
+
+
 def test_a_new_file_is_one_plain_addition() -> None:
     made = lab.diff("demo/new.py", None, "a = 1\n")
 

@@ -49,7 +49,7 @@ def edits(draw: st.DrawFn) -> tuple[str, str]:
     return text(old, draw(ENDS)), text(new, draw(ENDS))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(edits())
 def test_a_diff_of_git_gives_what_git_makes_of_it(pair: tuple[str, str]) -> None:
     old, new = pair
@@ -70,11 +70,11 @@ def test_a_diff_of_git_gives_what_git_makes_of_it(pair: tuple[str, str]) -> None
             assert all("no context" in fault.what for fault in error.faults), error  # noqa: PT017
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(edits(), FILES, st.booleans())
 def test_on_a_source_that_moved_we_take_no_more_than_git(pair: tuple[str, str], more: list[str], above: bool) -> None:
-    old, new = pair
-    if old == new or not old or not new:
+    old, new = (side.rstrip("\n") + "\n" for side in pair)  # git 2.39 glues lines together without a last line end
+    if old == new:
         return
     patch = lab.diff(PATH, old, new).encode()
     moved = text(more) + old if above else old + text(more)
@@ -124,7 +124,7 @@ OLD = {
 }
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(damages())
 def test_a_damaged_patch_is_refused_or_does_what_git_does_and_never_passes_for_the_right_tree(damage: bytes) -> None:
     right = {PATH: OLD[PATH].replace(b"line 4\n", b"line 4\nadded\n").replace(b"line 20\n", b"changed 20\n").replace(
