@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,15 +152,20 @@ def classify(interval: Interval, margin: float) -> str:
 
 
 def outliers(rows: Sequence[Record]) -> set[int]:
-    """Indexes of requests whose log rate is far from the others of the same arm and prompt (never deleted)."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault((row["arm"], row["prompt_id"]), []).append(index)
-    residual = np.zeros(len(rows))
-    for members in groups.values():
-        logs = np.array([math.log(rate(rows[index])) for index in members])
-        residual[members] = logs - np.median(logs)
-    spread = float(np.median(np.abs(residual - np.median(residual)))) if rows else 0.0
+    """Indexes of requests whose log rate is far from what their arm, prompt and server start let expect.
+
+    Never deleted. A whole start that is slow is no outlier: that is the variation which the interval is about.
+    """
+    residual = np.array([math.log(rate(row)) for row in rows])
+    keys: tuple[Callable[[Record], Hashable], ...] = (lambda row: (row["arm"], row["prompt_id"]),
+                                                      lambda row: row["block"])
+    for key in keys:
+        groups: dict[Hashable, list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault(key(row), []).append(index)
+        for members in groups.values():
+            residual[members] -= np.median(residual[members])
+    spread = float(np.median(np.abs(residual))) if rows else 0.0
     if spread == 0:
         return set()
     return {index for index, value in enumerate(residual) if abs(value) > OUTLIER * spread}
@@ -275,15 +280,14 @@ def quantiles(values: Sequence[float], points: Sequence[int], digits: int = 6) -
 def steady_rate(rows: Sequence[Record]) -> float | None:
     """Tokens per second of all streams while all run, for one pass.
 
-    The window opens when as many requests as there are streams have their first token and closes at the first end
-    after the last request was sent; a pass without such a window counts whole.
+    The window opens when as many requests as there are streams have their first token and closes at the end after
+    which fewer are left than there are streams; a pass without such a window counts whole.
     """
     if not rows:
         return None
     streams = min(len(rows), int(rows[0]["concurrency"]))
-    last_sent = max(row["t_send"] for row in rows)
     low = sorted(row["t_first"] for row in rows)[streams - 1]
-    high = min(row["t_last"] for row in rows if row["t_last"] > last_sent)
+    high = sorted(row["t_last"] for row in rows)[-streams]
     if high <= low:
         low, high = min(row["t_send"] for row in rows), max(row["t_last"] for row in rows)
     tokens = 0

@@ -93,7 +93,7 @@ class Sim:
 
     def rate(self, seen: bool) -> float:
         rate = float(self.arm.get("at", {}).get(str(self.running), self.arm.get("rate", 400.0)))
-        return rate * self.factor * float(self.arm.get("warm_factor", 1.0) if seen else 1.0)
+        return rate * float(self.factor) * (float(self.arm.get("warm_factor", 1.0)) if seen else 1.0)
 
     async def generate(self, body: dict[str, Any], write: Any) -> None:
         prompt = body.get("input_ids") or [ord(letter) for letter in body.get("text", "")]
