@@ -99,11 +99,15 @@ class Watcher:
 
 
 class Publisher:
-    """Pushes from one engine to any number of registries. A context manager: it holds connections."""
+    """Pushes from one engine to any number of registries. A context manager: it holds connections.
+
+    `patience`: seconds for which an upload may stand still.
+    """
 
     def __init__(self, engine: docker.APIClient, *, policy: Policy | None = None, source: Source = lookup,
-                 watcher: Watcher | None = None) -> None:
+                 watcher: Watcher | None = None, patience: float = 600.0) -> None:
         self.engine = engine
+        self.patience = patience
         self.policy = policy or Policy()
         self.watcher = watcher or Watcher()
         self._source = source
@@ -182,6 +186,7 @@ class Publisher:
             conflicts.append(Problem(
                 "the tag exists with other content", str(target), found.digest, f"{wanted or image.id} ({job.source})",
                 "push under a new tag; a tag that is meant to move belongs to --moving"))
+            return Move("upload", job, target)
         return Move("keep", job, target, found.digest)
 
     def _same(self, image: LocalImage, registry: Registry, repository: str, found: Descriptor) -> bool:
@@ -249,7 +254,8 @@ class Publisher:
                 self.watcher.progress(where, progress)
 
             try:
-                return push(self.engine, target, self._source(target.registry).as_auth_config(), watch)
+                return push(self.engine, target, self._source(target.registry).as_auth_config(), watch,
+                            patience=self.patience)
             except Failed as failed:
                 if failed.fault.kind is not Kind.LOGIN or (number and not arrived):
                     raise

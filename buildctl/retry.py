@@ -45,9 +45,10 @@ class Policy:
     def run(self, attempt: Callable[[], T], announce: Callable[[Retry], None] | None = None) -> T:
         """Call `attempt` until it returns. Raises the last `Failed`."""
 
+        back_off = tenacity.wait_exponential(self.first, self.longest) + tenacity.wait_random(0, self.first)
+
         def wait(state: tenacity.RetryCallState) -> float:
-            back_off = tenacity.wait_exponential_jitter(self.first, self.longest, jitter=self.first)(state)
-            return max(back_off, _fault(state).wait)
+            return max(back_off(state), _fault(state).wait)
 
         def announced(state: tenacity.RetryCallState) -> None:
             if announce is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,7 @@ from buildctl.retry import Failed
 
 if TYPE_CHECKING:
     import docker
+    import requests
 
 #: the label that holds an image's content key: two builds with the same key are the same content
 KEY_LABEL = "io.github.sgl-buildctl.key"
@@ -43,7 +45,7 @@ class LocalImage:
 
 
 def connect(timeout: float = 600.0) -> docker.APIClient:
-    """The engine, as `docker` finds it. `timeout`: seconds of silence in a push. Raises `EngineError`."""
+    """The engine, as `docker` finds it. `timeout`: seconds without any answer. Raises `EngineError`."""
     import docker
     import docker.errors
     import docker.utils
@@ -91,13 +93,17 @@ class Upload:
     progress: Progress
 
 
-def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], None] | None = None) -> Upload:
-    """Follow a push stream to its end. Raises `Failed` for an error inside it (the HTTP status is 200 all the same).
+def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], None] | None = None, *,
+                patience: float = 600.0, clock: Callable[[], float] = time.monotonic) -> Upload:
+    """Follow a push stream to its end. Raises `Failed` for an error inside it (the HTTP status is 200 all the same),
+    and when nothing has changed for `patience` seconds: the engine repeats its last line ten times a second, so that
+    a push which stands still never looks silent.
 
     The digest comes as `aux` (graph drivers) or only in the last status text (containerd store).
     """
     layers: dict[str, tuple[str, int, int]] = {}
     digest = ""
+    moved = clock()
     for line in lines:
         error = line.get("error") or (line.get("errorDetail") or {}).get("message")
         if error:
@@ -106,10 +112,15 @@ def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], 
         digest = str((line.get("aux") or {}).get("Digest", "")) or digest
         if found := _DIGEST_LINE.search(status):
             digest = found[1]
+        detail = line.get("progressDetail") or {}
+        before = layers.get(layer, ("", 0, 0))
+        now = (status, int(detail.get("current", before[1])), int(detail.get("total", before[2])))
+        if not layer or now != before:
+            moved = clock()
+        elif clock() - moved > patience:
+            raise Failed(Fault(Kind.TRANSIENT, f"nothing has moved for {patience:.0f} s"))
         if layer:
-            detail = line.get("progressDetail") or {}
-            _, sent, total = layers.get(layer, ("", 0, 0))
-            layers[layer] = (status, int(detail.get("current", sent)), int(detail.get("total", total)))
+            layers[layer] = now
             if watch is not None:
                 watch(_progress(layers.values()))
     return Upload(digest, _progress(layers.values()))
@@ -133,19 +144,40 @@ def layers_of(engine: docker.APIClient, image: str) -> list[Layer]:
 
 
 def push(engine: docker.APIClient, target: Reference, login: Mapping[str, str],
-         watch: Callable[[Progress], None] | None = None) -> Upload:
+         watch: Callable[[Progress], None] | None = None, *, patience: float = 600.0) -> Upload:
     """Push the local image `target`. Raises `Failed`."""
     import docker.errors
     import requests
 
     try:
-        lines = engine.push(target.name, tag=target.tag, stream=True, decode=True, auth_config=dict(login))
-        return read_stream(lines, watch)
+        with _hanging_up(engine):
+            lines = engine.push(target.name, tag=target.tag, stream=True, decode=True, auth_config=dict(login))
+            return read_stream(lines, watch, patience=patience)
     except docker.errors.APIError as error:
         raise Failed(faults.of_engine(str(error.explanation or error))) from None
     except requests.exceptions.RequestException as error:
-        text = "the push stood still for too long" if "timed out" in str(error).lower() else "the engine hung up"
+        text = "no answer for too long" if "timed out" in str(error).lower() else "the engine hung up"
         raise Failed(Fault(Kind.TRANSIENT, text)) from None
+
+
+@contextmanager
+def _hanging_up(engine: docker.APIClient) -> Iterator[None]:
+    """Close the answers of the requests made inside, whatever happens: the SDK leaves an abandoned stream open, and the
+    engine goes on uploading for as long as somebody may be listening.
+    """
+    answers: list[requests.Response] = []
+
+    def keep(answer: requests.Response, *_: object, **__: object) -> None:
+        answers.append(answer)
+
+    hooks = engine.hooks["response"]
+    hooks.append(keep)
+    try:
+        yield
+    finally:
+        hooks.remove(keep)
+        for answer in answers:
+            answer.close()
 
 
 def exact_layers(engine: docker.APIClient, image: str) -> list[Layer]:

@@ -1,0 +1,1 @@
+"""A real registry, a fault proxy in front of it, and the tests that need them."""

@@ -1,0 +1,85 @@
+"""Debian's docker-registry as a process of the tests' own."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+BINARY = "docker-registry"
+
+CONFIG = """\
+version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage:
+  filesystem: {{rootdirectory: {root}}}
+  delete: {{enabled: true}}
+http: {{addr: "{host}", net: tcp}}
+"""
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RegistryServer:
+    """A registry on 127.0.0.1 with its storage under `folder`; a context manager that can be stopped and restarted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.host = f"127.0.0.1:{free_port()}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RegistryServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def blobs(self) -> Path:
+        """Where the registry keeps its blobs."""
+        return self.folder / "data/docker/registry/v2/blobs/sha256"
+
+    def start(self) -> None:
+        """Start the process and return when it answers."""
+        if not shutil.which(BINARY):
+            raise RuntimeError(f"{BINARY} is not installed; on Debian: apt-get install docker-registry")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "config.yml"
+        config.write_text(CONFIG.format(root=self.folder / "data", host=self.host))
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen([BINARY, "serve", str(config)], stdin=subprocess.DEVNULL, stdout=log,
+                                             stderr=log)
+        deadline = time.monotonic() + 20
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"docker-registry does not start: {(self.folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop the process; the storage stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        host, port = self.host.rsplit(":", 1)
+        connection = http.client.HTTPConnection(host, int(port), timeout=2)
+        try:
+            connection.request("GET", "/v2/")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
