@@ -1,0 +1,157 @@
+"""Builds against an engine of known answers: what is skipped, what is refused, what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildctl import base, building, plan
+from buildctl.building import Request
+from buildctl.compose import Composition, compose
+from buildctl.engine import Baked, Engine, Facts, LocalImage
+from buildctl.errors import AuditError, ResourceError, UsageError
+from buildctl.host import Host
+from buildctl.progress import BuildRecord
+from buildctl.project import Project
+from tests.unit.projects import ready
+from tests.unit.test_compose import NO_HOST
+
+
+class KnownEngine(Engine):
+    """Answers from a table; a bake puts into the table what it is told to make."""
+
+    def __init__(self, *, makes: bool = True, free: int | None = None, store: bool = True) -> None:
+        super().__init__()
+        self.there: dict[str, LocalImage] = {}
+        self.baked: list[dict[str, Any]] = []
+        self.makes, self.free, self.store = makes, free, store
+        self.composition: Composition | None = None
+        self.key = ""
+
+    def facts(self) -> Facts:
+        return Facts("26.1", self.store, "/var/lib/docker", self.free)
+
+    def image(self, reference: str) -> LocalImage | None:
+        return self.there.get(reference)
+
+    def bake(self, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
+        self.baked.append({"folder": folder, "targets": list(targets), "log": log, **rest})
+        assert (folder / "Dockerfile").is_file()
+        digests: dict[str, str] = {}
+        for image in self.composition.images if self.composition and self.makes else ():
+            if image.stage not in targets:
+                continue
+            digests[image.stage] = f"sha256:{image.name}"
+            labels: Mapping[str, str] = {"buildctl.key": self.key or image.key.value}
+            for tag in image.tags:
+                self.there[tag] = LocalImage("sha256:id", f"sha256:{image.name}", labels, 100, image.tags)
+        return Baked(BuildRecord((), 3, 2, 1.0), digests)
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Project, Composition, KnownEngine]:
+    project, loaded, lock = ready(tmp_path)
+    composition = compose(project, loaded, lock, NO_HOST)
+    tar = tmp_path / "base.tar"
+    tar.write_text("base")
+    monkeypatch.setattr(base, "ensure", lambda *_: tar)
+    engine = KnownEngine()
+    engine.composition = composition
+    return project, composition, engine
+
+
+def build(parts: tuple[Project, Composition, KnownEngine], request: Request | None = None,
+          host: Host = NO_HOST) -> building.Outcome:
+    project, composition, engine = parts
+    return building.build(project, composition, host, engine, request or Request(), project.root, lambda _: None)
+
+
+def test_a_build_is_proved_recorded_and_not_repeated(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    project, composition, engine = parts
+    first = build(parts)
+    assert [(built.image.name, built.fresh, built.digest) for built in first.images] == [
+        ("cuda", True, "sha256:cuda"), ("torch", True, "sha256:torch"), ("sglang", True, "sha256:sglang")]
+    assert (project.work / "small" / "context" / "base" / "base.tar").read_text() == "base"
+    assert first.as_dict()["images"][0]["fresh"] is True
+    record = plan.read_record(project.work / "small" / "record.json")
+    assert plan.make(composition, (), record).todo == ()
+
+    second = build(parts)
+    assert [built.fresh for built in second.images] == [False, False, False]
+    assert second.baked is None
+    assert second.as_dict()["build"] is None
+    assert len(engine.baked) == 1
+
+    third = build(parts, Request(no_cache=True))
+    assert third.baked is not None
+    assert engine.baked[1]["no_cache"] is True
+
+
+def test_only_what_is_asked_for_and_missing_is_built(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    _, composition, engine = parts
+    build(parts, Request(("torch",)))
+    assert engine.baked[0]["targets"] == ["torch-image"]
+    build(parts)
+    assert engine.baked[1]["targets"] == ["cuda-image", "sglang-image"]
+    del engine.there[composition.image("cuda").tags[1]]
+    build(parts)
+    assert engine.baked[2]["targets"] == ["cuda-image"]
+
+
+def test_the_index_reaches_the_build_as_a_secret(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    build(parts, host=Host(None, "https://u:p@index.example", None, ()))
+    assert "u:p@" in parts[2].baked[0]["environment"]["BUILDCTL_INDEX_CONFIG"]
+    assert "u:p@" not in (parts[2].baked[0]["folder"] / "docker-bake.json").read_text()
+
+
+@pytest.mark.parametrize(("store", "builder", "settings"), [
+    (True, None, []), (False, None, ["*.output=type=docker"]), (False, "remote", [])])
+def test_the_output_fits_the_image_store(parts: tuple[Project, Composition, KnownEngine], store: bool,
+                                         builder: str | None, settings: list[str]) -> None:
+    parts[2].store = store
+    build(parts, Request(builder=builder))
+    assert parts[2].baked[0]["settings"] == settings
+
+
+def test_a_build_that_ends_well_without_an_image_is_a_failure(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    parts[2].makes = False
+    with pytest.raises(AuditError, match="the image is not there") as error:
+        build(parts)
+    assert error.value.exit_code == 7
+    assert len(error.value.problems) == 6
+
+
+def test_an_image_with_another_key_is_a_failure(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    parts[2].key = "somebody else's"
+    with pytest.raises(AuditError, match="not the one that was planned"):
+        build(parts)
+
+
+def test_an_image_with_another_digest_is_a_failure(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    _, composition, engine = parts
+    build(parts)
+    with pytest.raises(AuditError, match="another image than the build made"):
+        building.prove(engine, composition.images[:1], {"cuda-image": "sha256:other"})
+
+
+def test_a_full_disk_is_found_before_anything_is_written(parts: tuple[Project, Composition, KnownEngine],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    parts[2].free = 1000
+    with pytest.raises(ResourceError, match=r"found:    0\.0 GB free") as error:
+        build(parts)
+    assert error.value.exit_code == 8
+    assert not (parts[0].work / "small" / "context").exists()
+    monkeypatch.setenv(building.FREE_DISK, "100000000000")
+    assert build(parts).baked is not None
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    folder = parts[0].work / "small" / "context"
+    folder.mkdir(parents=True)
+    (folder / "precious").write_text("keep")
+    with pytest.raises(UsageError, match="something else than a rendering"):
+        build(parts)
+    assert (folder / "precious").read_text() == "keep"
