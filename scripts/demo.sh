@@ -30,6 +30,6 @@ docker run --rm --user "$user" -v "$data/models:/models" "$image" \
 say "benchmark: baseline against EAGLE-3"
 docker run --rm --user "$user" --shm-size 1g --stop-timeout 120 \
     -v "$data/models:/models:ro" -v "$data/cache:/cache" -v "$PWD/results:/results" "$image" \
-    benchmark --model /models/target --draft /models/draft --effort quick --prompts-per-stratum 3 --max-tokens 128 \
+    benchmark --model /models/target --draft /models/draft --effort quick --pairs 4 --prompts-per-stratum 3 --max-tokens 128 \
     --exit-zero-on-valid
 say "done; reports lie in results/"
