@@ -206,6 +206,7 @@ def test_the_applier_needs_nothing_but_the_standard_library(tmp_path: Path) -> N
     shutil.copy(ROOT / "buildctl/udiff.py", tmp_path)
 
     code = "import sys; sys.path.insert(0, sys.argv[1]); import apply_series"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-I", "-S", "-c", code, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr

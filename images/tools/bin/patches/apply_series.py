@@ -136,7 +136,7 @@ def write(site: Path, record: Path, files: Mapping[str, bytes], imports: bool, f
                 path.unlink(missing_ok=True)
             else:
                 replace(path, content)
-        compile_files({path: mode for path, mode in modes.items() if path.exists()})
+        compile_files({path: mode if path.exists() else None for path, mode in modes.items()})
         raise
 
 
