@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ def root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _host_settings_are_known(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def _host_settings_are_known(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Unit tests see no proxy and no CI of this host."""
     if "unit" in request.path.parts:
         for name in list(os.environ):
             if name.lower().endswith("_proxy") or name in ("GITHUB_ACTIONS", "DOCKER_HOST", "BUILDCTL_FREE_DISK"):
                 monkeypatch.delenv(name)
-    yield
+    return

@@ -64,7 +64,8 @@ def copy_project(target: Path, layers: str = "[cuda]") -> Path:
     text = (ROOT / "images" / "stacks" / "cpu-demo.yaml").read_text()
     if layers == "[cuda]":
         text = text.split("indexes:")[0] + "profile:" + text.split("profile:")[1]
-    text = text.replace("tag: cpu-demo", f"tag: {PREFIX}-{target.name.lower()}").replace("[cuda, torch, sglang]", layers)
+    text = text.replace("tag: cpu-demo", f"tag: {PREFIX}-{target.name.lower()}")
+    text = text.replace("[cuda, torch, sglang]", layers)
     for path in (target / "images" / "stacks").glob("*.yaml"):
         path.unlink()
     (target / "images" / "stacks" / "tiny.yaml").write_text(text)

@@ -127,7 +127,7 @@ def test_a_wheel_with_another_hash_is_refused_by_the_build(tiny: Path) -> None:
 
 def test_an_index_that_does_not_answer(tiny: Path) -> None:
     before = (tiny / "images/stacks/tiny.lock").read_text()
-    ran = buildctl("lock", "tiny", "--upgrade", cwd=tiny, UV_DEFAULT_INDEX="http://user:geheim@127.0.0.1:9/simple",
+    ran = buildctl("lock", "tiny", "--upgrade-all", cwd=tiny, UV_DEFAULT_INDEX="http://user:geheim@127.0.0.1:9/simple",
                    UV_HTTP_RETRIES="0")
     assert ran.code == 11
     assert "index does not answer" in ran.err
