@@ -1,0 +1,188 @@
+"""The image in use: the real SGLang server with real EAGLE-3 on the CPU, inside its container."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import docker
+
+pytestmark = [pytest.mark.engine, pytest.mark.server]
+
+#: exit codes of a benchmark that measured something valid
+VALID = {0: "win", 10: "loss", 11: "equivalent", 12: "inconclusive"}
+SHORT = ("--effort", "quick", "--pairs", "2", "--prompts-per-stratum", "1", "--max-tokens", "64")
+MODELS = ("--model", "/models/target", "--draft", "/models/draft")
+
+
+@pytest.fixture(scope="module")
+def models(demo_image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target and draft with an accept length of 2 by construction."""
+    folder = tmp_path_factory.mktemp("models")
+    folder.chmod(0o777)
+    docker("run", "--rm", "-v", f"{folder}:/models", demo_image, "python",
+           "/opt/entrypoint/lib/entrypoints/demo_model.py", "/models")
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A container's name; the container is gone afterwards."""
+    name = f"inttest-{time.monotonic_ns()}"
+    yield name
+    docker("rm", "--force", "--volumes", name, check=False)
+
+
+def mounts(models: Path, results: Path) -> tuple[str, ...]:
+    return ("-v", f"{models}:/models:ro", "-v", f"{results}:/results")
+
+
+def only_run(results: Path) -> Path:
+    (run,) = [path for path in results.iterdir() if path.is_dir()]
+    return run
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return data
+
+
+def start(name: str, *words: str) -> None:
+    docker("run", "--detach", "--name", name, *words)
+
+
+def logs(name: str) -> str:
+    done = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def wait_for(name: str, text: str, seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in (seen := logs(name)):
+        state = docker("inspect", "--format", "{{.State.Status}}", name).strip()
+        assert state == "running", f"the container ended before '{text}':\n{seen}"
+        assert time.monotonic() < deadline, f"no '{text}' in {seconds} s:\n{seen}"
+        time.sleep(0.25)
+
+
+def exit_code(name: str) -> int:
+    return int(docker("wait", name))
+
+
+def test_a_benchmark_measures_what_the_models_were_built_for(demo_image: str, models: Path, results: Path,
+                                                            name: str) -> None:
+    """Read-only root, no extra capability, two processes of init: the strictest way it should run."""
+    done = subprocess.run(["docker", "run", "--name", name, "--init", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
+                           *mounts(models, results), demo_image, "benchmark", *MODELS, *SHORT],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode in VALID, done.stderr
+    run = only_run(results)
+    result = result_of(run)
+    assert result["verdict"]["class"] == VALID[done.returncode]
+    assert result["exit_code"] == done.returncode
+    (comparison,) = result["comparison"]
+    assert comparison["pairs"] == 2
+    assert comparison["base_tok_s"] > 0
+    assert comparison["spec_tok_s"] > 0
+    # by construction the draft is right on its first token and on no other
+    requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+    lengths = {block["arm"]: [one["spec"]["accept_length"] for one in block["passes"] if one["spec"]["accept_length"]]
+               for block in result["blocks"]}
+    assert lengths["eagle3"]
+    assert all(length == pytest.approx(2.0, abs=0.05) for length in lengths["eagle3"])
+    assert lengths["baseline"] == []
+    assert len([block for block in result["blocks"] if block["validity"]["ok"]]) == 4
+    assert {request["finish_reason"] for request in requests} == {"length"}
+    assert (run / "report.md").read_text() in done.stdout
+    assert len(list(run.glob("server-*.log"))) == 4
+
+
+@pytest.mark.parametrize(("sent", "code"), [("TERM", 143), ("INT", 130)])
+@pytest.mark.parametrize("phase", ["starting", "ready after"])
+def test_a_benchmark_that_is_stopped_keeps_what_it_has(demo_image: str, models: Path, results: Path, name: str,
+                                                       sent: str, code: int, phase: str) -> None:
+    if phase == "starting" and sent == "INT":
+        pytest.skip("one signal is enough in this phase")
+    start(name, *mounts(models, results), demo_image, "benchmark", *MODELS, *SHORT)
+    wait_for(name, phase)
+    began = time.monotonic()
+    docker("kill", "--signal", sent, name)
+    assert exit_code(name) == code, logs(name)
+    assert time.monotonic() - began < 45
+    run = only_run(results)
+    assert json.loads((run / "plan.json").read_text())
+    assert result_of(run)["status"] == "aborted"
+
+
+def test_serve_answers_and_stops(demo_image: str, models: Path, results: Path, name: str) -> None:
+    start(name, "-p", "127.0.0.1::30000", *mounts(models, results), demo_image, "--model", "/models/target")
+    host = docker("port", name, "30000").split()[0]
+    deadline = time.monotonic() + 150
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{host}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    break
+        except OSError:
+            pass
+        assert docker("inspect", "--format", "{{.State.Status}}", name).strip() == "running", logs(name)
+        assert time.monotonic() < deadline, logs(name)
+        time.sleep(0.5)
+    body = json.dumps({"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}).encode()
+    request = urllib.request.Request(f"http://{host}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        reply = json.load(answer)
+    assert reply["usage"]["completion_tokens"] == 16
+    began = time.monotonic()
+    docker("stop", "--time", "30", name)
+    assert time.monotonic() - began < 25
+    assert exit_code(name) in (0, 143)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (("benchmark", "--model", "/models/none", "--draft", "/models/draft"), 66, "/models/none"),
+    (("benchmark", "--model", "/models/target"), 64, "draft"),
+    (("benchmark", "--modle", "x"), 64, "--modle"),
+    (("false",), 1, ""),
+    (("sh", "-c", "exit 7"), 7, ""),
+])
+def test_bad_words_and_passed_on_commands(demo_image: str, models: Path, results: Path, words: tuple[str, ...],
+                                          code: int, said: str) -> None:
+    done = subprocess.run(["docker", "run", "--rm", *mounts(models, results), demo_image, *words], capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(results.iterdir()) == []
+
+
+def test_results_that_cannot_be_written(demo_image: str, models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o755)
+    done = subprocess.run(["docker", "run", "--rm", *mounts(models, folder), demo_image, "benchmark", *MODELS],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 73, done.stderr
+    assert "/results" in done.stderr
+
+
+def test_an_unknown_variable_of_ours_is_refused(demo_image: str) -> None:
+    done = subprocess.run(["docker", "run", "--rm", "-e", "ENTRYPOINT_PIARS=3", demo_image, "plan", *MODELS],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode in (64, 78)
+    assert "ENTRYPOINT_PAIRS" in done.stderr
