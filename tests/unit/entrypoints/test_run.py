@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from entrypoints import image, records, run
@@ -172,3 +178,84 @@ def test_a_settled_run_stops_at_the_first_look(bench: Bench, monkeypatch: pytest
     assert result["comparison"][0]["alpha_used"] == pytest.approx(0.0294)
 
 
+
+
+RUNNER = """
+import json, os, sys
+from pathlib import Path
+from entrypoints import image, run, signals
+from entrypoints.errors import Terminated
+from entrypoints.settings import Settings
+values = json.loads(sys.argv[2])
+try:
+    with signals.as_exceptions():
+        sys.exit(run.benchmark(Settings(**values), image.load(Path(sys.argv[1])), environ={}))
+except Terminated as stop:
+    sys.exit(stop.exit_code)
+"""
+
+
+def _start(bench: Bench, settings: Settings, built: image.Image) -> subprocess.Popen[str]:
+    document = {"schema": 1, "image": built.image, "version": built.version, "stack": built.stack, "key": built.key,
+                "lock_sha256": built.lock_sha256, "targets": list(built.targets), "cuda": None,
+                "python": str(built.python), "packages": dict(built.packages), "patches": [], "trees": {},
+                "profile": {"sglang": "0.5.23", "environment": dict(built.profile.environment),
+                            "server": dict(built.profile.server),
+                            "arms": {name: dict(flags) for name, flags in built.profile.arms.items()}}}
+    file = bench.folder / "image.json"
+    file.write_text(json.dumps(document))
+    values = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name != "sources"}
+    return subprocess.Popen([sys.executable, "-c", RUNNER, str(file), json.dumps(values)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
+
+
+def _servers(bench: Bench) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(bench.folder / "python") in " ".join(process.cmdline()) or (
+                    str(SIM) in " ".join(process.cmdline()) and
+                    process.environ().get("SIM_SERVER", "").startswith(str(bench.folder))):
+                found.append(process.pid)
+    return found
+
+
+def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) -> None:
+    runner = _start(bench, bench.settings(pairs=4, passes=4), bench.image(BASE, SPEC))
+    assert runner.stderr is not None
+    for line in runner.stderr:
+        if "block 2 of" in line:
+            break
+    for line in runner.stderr:
+        if "pass 2" in line:
+            break
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=20)
+    assert runner.returncode == 143
+    assert _servers(bench) == []
+    result = bench.result()
+    assert result["status"] == "aborted"
+    assert "SIGTERM" in " ".join(result["verdict"]["invalid_causes"])
+    assert result["requests_file"]["count"] > 0
+
+
+@pytest.mark.parametrize("place", ["starting eagle3", "warm-up 2", "pass 1", "block 3 of", "after 1 pairs"])
+def test_a_killed_runner_leaves_a_readable_folder_that_resumes_to_the_same_verdict(bench: Bench, place: str) -> None:
+    built = bench.image(BASE, SPEC)
+    runner = _start(bench, bench.settings(pairs=2), built)
+    assert runner.stderr is not None
+    next(line for line in runner.stderr if place in line)
+    runner.kill()
+    runner.communicate(timeout=20)
+    for pid in _servers(bench):  # a killed runner cannot stop its server; the container's end does
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    folder = bench.run_folder()
+    run.analyze(folder, bench.settings(), out=io.StringIO())
+    assert bench.result()["verdict"]["class"] == "invalid"
+    code = run.benchmark(bench.settings(resume=str(folder)), built, environ={}, out=bench.out, err=bench.err)
+    assert code == 0
+    result = bench.result()
+    assert result["verdict"]["class"] == "win"
+    assert result["comparison"][0]["pairs"] == 2
+    assert len({block["index"] for block in result["blocks"]}) == len(result["blocks"])
