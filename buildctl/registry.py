@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -361,8 +362,11 @@ class _Body:
 
 def is_local(host: str) -> bool:
     """Whether a registry host is this machine, where plain HTTP is the custom (the engine's rule too)."""
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    return name in {"localhost", "[::1]"} or name.startswith("127.")
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def ca_bundle(environment: Mapping[str, str]) -> str | bool:

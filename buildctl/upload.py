@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import requests
 
 #: the label that holds an image's content key: two builds with the same key are the same content
-KEY_LABEL = "io.github.sgl-buildctl.key"
+KEY_LABEL = "buildctl.key"
 _DIGEST_LINE = re.compile(r": digest: (sha256:[0-9a-f]{64}) size: (\d+)")
 
 

@@ -69,9 +69,9 @@ class Fault:
         return False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
-    """One request as the proxy saw it; `status` is 0 where no answer was given."""
+    """One request as the proxy saw it, from its first byte on; `status` is 0 where no answer was given."""
 
     method: str
     path: str
@@ -230,21 +230,18 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _handle(self) -> None:
-        self.got = 0
-        status = 0
+        self.entry = Request(self.command, self.path, 0, 0, time.monotonic(), self.headers.get("Authorization", ""))
+        self.owner.record(self.entry)
         try:
-            status = self._answer()
+            self._answer()
         except OSError:
             self.close_connection = True
-        finally:
-            self.owner.record(Request(self.command, self.path, status, self.got, time.monotonic(),
-                                      self.headers.get("Authorization", "")))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
     # ------------------------------------------------------------------ answers
 
-    def _answer(self) -> int:
+    def _answer(self) -> None:
         url = urlsplit(self.path)
         if self.owner.token_ttl is not None and url.path == "/token":
             return self._token()
@@ -271,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._forward(reset_after=fault.after if action == "reset" else None, lose=action == "lose_answer",
                              over=fault.headers)
 
-    def _reply(self, code: int, headers: dict[str, str], body: bytes) -> int:
+    def _reply(self, code: int, headers: dict[str, str], body: bytes) -> None:
+        self.entry.status = code
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -281,18 +279,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-        return code
 
-    def _reset(self) -> int:
+    def _reset(self) -> None:
         """Close with RST, as a broken middle box does."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.rfile.close()
         with contextlib.suppress(OSError):
             self.connection.close()
-        return 0
 
-    def _hang(self) -> int:
+    def _hang(self) -> None:
         """Swallow the request and answer nothing until the proxy stops or the client goes away."""
         with self.owner.waiting():
             for _ in self._body():
@@ -304,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
                         break
         return self._reset()
 
-    def _challenge(self, path: str) -> int:
+    def _challenge(self, path: str) -> None:
         for _ in self._body():
             pass
         match = re.match(r"/v2/(.+?)/(?:manifests|blobs|tags|referrers)/", path)
@@ -314,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Www-Authenticate": f'Bearer realm="http://{self.owner.host}/token",service="proxy"{scope}',
             "Content-Type": "application/json"}, body)
 
-    def _token(self) -> int:
+    def _token(self) -> None:
         """Docker token API: GET with Basic, or POST as an OAuth form."""
         form = b"".join(self._body()).decode()
         basic = base64.b64encode(f"{self.owner.user}:{self.owner.password}".encode()).decode()
@@ -336,7 +332,7 @@ class _Handler(BaseHTTPRequestHandler):
             while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
                 data = self.rfile.read(size)
                 self.rfile.readline()
-                self.got += len(data)
+                self.entry.body_bytes += len(data)
                 yield data
             self.rfile.readline()
             return
@@ -346,11 +342,11 @@ class _Handler(BaseHTTPRequestHandler):
             if not data:
                 raise ConnectionResetError("client went away")
             left -= len(data)
-            self.got += len(data)
+            self.entry.body_bytes += len(data)
             yield data
 
     def _forward(self, *, reset_after: int | None = None, lose: bool = False,
-                 over: dict[str, str] | None = None) -> int:
+                 over: dict[str, str] | None = None) -> None:
         host, port = self.owner.upstream.rsplit(":", 1)
         upstream = http.client.HTTPConnection(host, int(port), timeout=60)
         try:
@@ -366,7 +362,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._reset()
             for data in self._body():
                 upstream.send(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
-                if reset_after is not None and self.got >= reset_after:
+                if reset_after is not None and self.entry.body_bytes >= reset_after:
                     return self._reset()
             if chunked:
                 upstream.send(b"0\r\n\r\n")
@@ -380,7 +376,8 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             upstream.close()
 
-    def _pass_on(self, response: http.client.HTTPResponse, over: dict[str, str]) -> int:
+    def _pass_on(self, response: http.client.HTTPResponse, over: dict[str, str]) -> None:
+        self.entry.status = response.status
         self.send_response_only(response.status)
         replaced = {name.lower() for name in over}
         for name, value in response.getheaders():
@@ -398,4 +395,3 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
             if chunked:
                 self.wfile.write(b"0\r\n\r\n")
-        return response.status

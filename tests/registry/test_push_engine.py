@@ -110,7 +110,7 @@ def test_a_fixed_tag_with_other_content_is_refused_before_anything_moves(proxy: 
 
 
 def test_an_image_built_again_with_the_same_content_key_is_there_already(proxy: FaultProxy, images: Images) -> None:
-    labels = {"io.github.sgl-buildctl.key": "ab" * 32}
+    labels = {"buildctl.key": "ab" * 32}
     first = images.make("a:1", labels=labels)
     digest = images.digest(first)
     assert fast_push(first, "--to", proxy.host).code == 0
