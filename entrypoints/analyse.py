@@ -365,6 +365,8 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     for block in blocks:
         if not block["validity"]["ok"] and block["slot"] not in repeated:
             causes.append(f"block {block['index']} ({block['arm']}): {'; '.join(block['validity']['causes'])}")
+    seen = [warning for block in blocks for warning in (block.get("telemetry") or {}).get("warnings", [])]
+    notes += [f"{warning} (in {seen.count(warning)} blocks)" for warning in dict.fromkeys(seen)]
     good = [row for row in rows if measurable(row)]
     arms = [arm["name"] for arm in plan["arms"]]
     lengths = {arm: float(np.mean([row["n_tokens_server"] for row in good if row["arm"] == arm] or [math.nan]))

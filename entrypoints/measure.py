@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints import analyse, client, prompts
+from entrypoints import analyse, client, prompts, telemetry
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
 from entrypoints.plan import Arm, resolved
@@ -56,6 +56,7 @@ class Outcome:
     arguments: dict[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
     rendered_sha256: str = ""
+    samples: list[telemetry.Sample] = field(default_factory=list)
     fatal: Unusable | None = None
 
 
@@ -73,11 +74,13 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
     record: dict[str, Any] = {
         "index": task.index, "slot": task.slot, "pair": task.pair, "arm": task.arm.name, "port": task.launch.port,
         "pids": [], "t_start": round(time.perf_counter() - task.origin, 3), "t_ready_s": None, "ready_evidence": {},
-        "warmup": None, "flush": [], "passes": [], "stop": None, "validity": {"ok": False, "causes": []}}
+        "warmup": None, "flush": [], "passes": [], "stop": None, "telemetry": None,
+        "validity": {"ok": False, "causes": []}}
     outcome = Outcome(record)
     causes: list[str] = record["validity"]["causes"]
     version = str(task.plan["image"]["packages"].get("sglang", ""))
     server = Server(task.launch, grace=task.grace, version=version)
+    sampler = telemetry.Sampler(task.origin)
     try:
         server.start()
         record["pids"] = [server.pid]
@@ -86,7 +89,10 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         record["ready_evidence"] = dict(ready.evidence)
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
-        _Measuring(task, server, outcome, save, say).all(on_ready, between)
+        measuring = _Measuring(task, server, outcome, save, say)
+        with sampler:
+            measuring.all(on_ready, between)
+        _telemetry(outcome, sampler, measuring, [one.pid for one in server.look()])
     except Unusable as error:
         outcome.fatal = error
         causes.append(str(error.problems[0].found or error.problems[0].what).splitlines()[0])
@@ -103,6 +109,15 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
     return outcome
 
 
+def _telemetry(outcome: Outcome, sampler: telemetry.Sampler, measuring: _Measuring, own: Sequence[int]) -> None:
+    outcome.samples = list(sampler.samples)
+    summary = telemetry.summarise(outcome.samples, measuring.spans, tokens=measuring.tokens, own=own)
+    summary["warnings"] = telemetry.warnings(summary)
+    summary["trace"] = telemetry.trace(outcome.samples)
+    outcome.record["telemetry"] = summary
+    outcome.record["validity"]["causes"] += telemetry.causes(summary)
+
+
 class _Measuring:
     """The part of a block in which the server is up."""
 
@@ -115,6 +130,8 @@ class _Measuring:
         self.save = save
         self.say = say
         self.host, self.port = "127.0.0.1", task.launch.port
+        self.spans: list[tuple[float, float]] = []
+        self.tokens = 0
 
     def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
         plan, task = self.task.plan, self.task
@@ -194,6 +211,7 @@ class _Measuring:
         self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
         done: list[tuple[client.Job, client.Raw]] = []
         rows: list[dict[str, Any]] = []
+        begin = time.perf_counter() - self.task.origin
         try:
             load = self._generate(jobs, point, done)
         finally:  # what was answered before a death or a stop is kept
@@ -201,6 +219,8 @@ class _Measuring:
                 rows.append(client.record(job, raw, self.task.origin))
                 self.save({"block": self.task.index, "pair": self.task.pair, "arm": self.task.arm.name,
                            "pass": number, "concurrency": point, **rows[-1]})
+        self.spans.append((begin, time.perf_counter() - self.task.origin))
+        self.tokens += sum(row["n_tokens_server"] or 0 for row in rows)
         self._check_requests(rows)
         hits = [row for row in rows if (row["cached_tokens"] or 0) > shared[row["prompt_id"]]]
         if hits:

@@ -12,8 +12,9 @@ from typing import Any
 
 from entrypoints.errors import BadConfig, CannotWrite, InputMissing, Problem
 
-PLAN, BLOCKS, REQUESTS, CONTEXT, RESULT, REPORT = (
-    "plan.json", "blocks.jsonl", "requests.jsonl", "context.json", "result.json", "report.md")
+PLAN, BLOCKS, REQUESTS, CONTEXT, TELEMETRY, RESULT, REPORT, PAGE, METRICS = (
+    "plan.json", "blocks.jsonl", "requests.jsonl", "context.json", "telemetry.jsonl", "result.json", "report.md",
+    "report.html", "metrics.prom")
 
 
 def dump(value: object) -> str:

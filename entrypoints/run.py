@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoints import health, measure, plan, prompts, records, report, result, telemetry
+from entrypoints import health, measure, models, plan, prompts, records, report, result, telemetry
 from entrypoints.command import server_environment
 from entrypoints.errors import (
     VERDICT_CODES,
@@ -121,9 +121,8 @@ class Runner:
             self.context = records.document(self.folder / records.CONTEXT)
             settings = _resumed(settings, self.context)
         self.settings = settings
-        if not settings.model:
-            raise InputMissing(Problem(what="no model", where="--model", expected="a folder or a name on the hub",
-                                       todo="--model /models/NAME, or ENTRYPOINT_MODEL"))
+        if wrong := models.problems(settings.model, settings.draft, environ, Path(settings.cache) / "huggingface"):
+            raise InputMissing(wrong)
         self.arms = plan.arms(image, settings)
         self.by_name = {arm.name: arm for arm in self.arms}
         self.pack = _pack(settings)
@@ -162,6 +161,7 @@ class Runner:
                                     todo="start a new run"))
         records.mend(self.folder / records.BLOCKS)
         records.mend(self.folder / records.REQUESTS)
+        records.mend(self.folder / records.TELEMETRY)
         self.context.update(status="running", abort_reason=None, ended_at=None)
         return stored
 
@@ -235,6 +235,8 @@ class Runner:
         outcome = measure.run(task, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
                               between=self._in_time)
+        for sample in outcome.samples:
+            records.append(self.folder / records.TELEMETRY, {"block": index, **sample})
         records.append(self.folder / records.BLOCKS, outcome.record)
         if problem := measure.unclean(outcome):
             raise Busy(problem)
