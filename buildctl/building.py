@@ -85,7 +85,8 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
     folder = rendering.folder_of(project, composition.stack.name)
     rendering.render(composition, folder, cache, say)
     log = project.work / composition.stack.name / "logs" / f"build-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    settings = [] if facts.containerd_store or request.builder else ["*.output=type=docker"]
+    loads = engine.driver(request.builder) != "docker" if request.builder else not facts.containerd_store
+    settings = ["*.output=type=docker"] if loads else []
     secrets = {INDEX_VARIABLE: config} if (config := host.uv_config()) is not None else {}
     baked = engine.bake(folder, [image.stage for image in todo], log, show=request.show,
                         builder=request.builder, no_cache=request.no_cache, settings=settings, environment=secrets)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,33 @@ class Baked:
     digests: Mapping[str, str]
 
 
+def connect(timeout: float = 600) -> docker.APIClient:
+    """The SDK's client for the engine that `docker` would use.
+
+    :param timeout: seconds without any answer.
+    :raises EngineError: no engine answers.
+    """
+    import docker
+    from docker.errors import DockerException
+    from docker.utils import kwargs_from_env
+
+    settings = kwargs_from_env()
+    address = settings.get("base_url") or "unix:///var/run/docker.sock"
+    try:
+        # asked first, because the SDK leaks its socket when nobody listens
+        if address.startswith(("unix://", "http+unix://")):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(address.partition("unix://")[2])
+        return docker.APIClient(**settings, version="auto", timeout=int(timeout))
+    except PermissionError:
+        raise EngineError(Problem("this user may not talk to the Docker engine", address, found="permission denied",
+                                  expected="membership of the group docker, or root",
+                                  todo="add the user to the group, log in again")) from None
+    except (OSError, DockerException) as error:
+        raise EngineError(Problem("the Docker engine does not answer", address, found=_first(error),
+                                  expected="a running engine", todo=_HINT)) from None
+
+
 class Engine:
     """The engine that the docker client's settings point to."""
 
@@ -83,16 +111,7 @@ class Engine:
         :raises EngineError: no engine answers.
         """
         if self._client is None:
-            import docker
-            from docker.errors import DockerException
-
-            try:
-                client = docker.APIClient(base_url=os.environ.get("DOCKER_HOST"), version="auto",
-                                          timeout=int(self._timeout))
-            except DockerException as error:
-                raise EngineError(Problem("the Docker engine does not answer", "engine", found=_first(error),
-                                          expected="a running engine", todo=_HINT)) from None
-            self._client = client
+            self._client = connect(self._timeout)
         return self._client
 
     def facts(self) -> Facts:
@@ -152,6 +171,21 @@ class Engine:
                 found = {}
         return Baked(record, {target: str(values.get("containerimage.digest", ""))
                               for target, values in found.items() if isinstance(values, dict)})
+
+    def driver(self, builder: str) -> str:
+        """The driver of a buildx builder: `docker` keeps images in an engine, others must be told to load them.
+
+        :raises EngineError: buildx knows no such builder, or it does not answer.
+        """
+        done = subprocess.run([self.program(), "buildx", "inspect", builder], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, check=False)
+        fields = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+        if done.returncode != 0 or "Driver" not in fields:
+            raise EngineError(Problem(f"the builder '{builder}' cannot be used", "buildx",
+                                      found=(done.stderr.strip().splitlines() or ["no answer"])[-1],
+                                      expected="a builder that `docker buildx ls` shows",
+                                      todo="create it with `docker buildx create --name ...`"))
+        return fields["Driver"].strip()
 
     def program(self) -> str:
         """The docker client that knows buildx; another one earlier on PATH may not.
@@ -213,7 +247,7 @@ def _follow(command: Sequence[str], folder: Path, log: Path, show: Mode, environ
         record = progress.finish(code)
     if code != 0:
         error = record.error
-        if error is None:
+        if error is None:  # buildx canceled the build on its own, for instance because the engine went away
             raise BuildError(Problem("docker buildx failed without saying why", "build", found=f"exit status {code}",
                                      todo=f"whole log: {log}"))
         raise _ERRORS[error.cause](error.problem(str(log)))

@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from buildctl import fault as faults
 from buildctl.budget import MIB, Layer
-from buildctl.errors import EngineError, Problem, UsageError
+from buildctl.errors import Problem, UsageError
 from buildctl.fault import Fault, Kind
+from buildctl.image_config import KEY_LABEL
 from buildctl.reference import Reference
 from buildctl.retry import Failed
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     import docker
     import requests
 
-#: the label that holds an image's content key: two builds with the same key are the same content
-KEY_LABEL = "buildctl.key"
 _DIGEST_LINE = re.compile(r": digest: (sha256:[0-9a-f]{64}) size: (\d+)")
 
 
@@ -42,20 +41,6 @@ class LocalImage:
     def key(self) -> str:
         """The content key, empty when it has none."""
         return self.labels.get(KEY_LABEL, "")
-
-
-def connect(timeout: float = 600.0) -> docker.APIClient:
-    """The engine, as `docker` finds it. `timeout`: seconds without any answer. Raises `EngineError`."""
-    import docker
-    import docker.errors
-    import docker.utils
-
-    try:
-        return docker.APIClient(**docker.utils.kwargs_from_env(), version="auto", timeout=int(timeout))
-    except docker.errors.DockerException as error:
-        raise EngineError(Problem("the Docker engine does not answer", "", str(error).splitlines()[0],
-                                  "a running engine", "start it, or set DOCKER_HOST; `docker info` must answer")
-                          ) from None
 
 
 def local_image(engine: docker.APIClient, name: str) -> LocalImage:

@@ -58,9 +58,9 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
 def _push(outcome: building.Outcome, targets: tuple[str, ...], timeout: float = 600) -> list[dict[str, object]]:
     """Each image by its content key, which never moves, then its version tag, which does."""
     from buildctl.commands.push import Speaker
+    from buildctl.engine import connect
     from buildctl.push import Job, Publisher
     from buildctl.reference import parse, parse_target
-    from buildctl.upload import connect
 
     places = [parse_target(text) for text in targets]
     jobs = []

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import closing
 
 import click
 
+from buildctl.cli import emit
+from buildctl.commands._options import json_option
+from buildctl.engine import connect
 from buildctl.errors import Problem, UsageError
 from buildctl.push import Job, Move, Publisher, Result, Watcher
 from buildctl.reference import Target, check_tag, parse, parse_target
 from buildctl.retry import Policy, Retry
-from buildctl.upload import Progress, connect
+from buildctl.upload import Progress
 
 
 @click.command("push")
@@ -32,7 +34,7 @@ from buildctl.upload import Progress, connect
               help="Longest time for which an upload may stand still.")
 @click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="MB/S",
               help="Upload rate of this line, to warn of layers that a registry would cut off.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@json_option
 def command(references: tuple[str, ...], targets: tuple[str, ...], aliases: tuple[str, ...],
             moving: tuple[str, ...], dry_run: bool, attempts: int, wait: float, timeout: float, rate: float,
             as_json: bool) -> None:
@@ -48,12 +50,16 @@ def command(references: tuple[str, ...], targets: tuple[str, ...], aliases: tupl
                     watcher=Speaker(sys.stderr.isatty())) as publisher):
         if dry_run:
             moves = publisher.plan(jobs, rate=rate * 1e6)
-            click.echo(json.dumps({"moves": [move.as_dict() for move in moves]}, indent=2) if as_json
-                       else "\n".join(map(_planned, moves)))
+            if as_json:
+                emit({"moves": [move.as_dict() for move in moves]})
+            else:
+                click.echo("\n".join(map(_planned, moves)))
             return
         results = publisher.publish(jobs, rate=rate * 1e6)
-    click.echo(json.dumps({"pushed": [result.as_dict() for result in results]}, indent=2) if as_json
-               else "\n".join(f"{result.target}@{result.digest}" for result in results))
+    if as_json:
+        emit({"pushed": [result.as_dict() for result in results]})
+    else:
+        click.echo("\n".join(f"{result.target}@{result.digest}" for result in results))
 
 
 def jobs_for(references: tuple[str, ...], targets: list[Target], aliases: tuple[str, ...] = (),

@@ -15,8 +15,8 @@ from click import Command
 from click.testing import CliRunner
 
 from buildctl.commands import push
+from buildctl.engine import connect
 from buildctl.errors import BuildctlError
-from buildctl.upload import connect
 from tests.registry.images import Images
 from tests.registry.proxy import FaultProxy
 from tests.registry.server import RegistryServer

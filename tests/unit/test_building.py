@@ -37,6 +37,9 @@ class KnownEngine(Engine):
     def image(self, reference: str) -> LocalImage | None:
         return self.there.get(reference)
 
+    def driver(self, builder: str) -> str:
+        return "docker" if builder == "default" else "docker-container"
+
     def bake(self, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
         self.baked.append({"folder": folder, "targets": list(targets), "log": log, **rest})
         assert (folder / "Dockerfile").is_file()
@@ -108,7 +111,8 @@ def test_the_index_reaches_the_build_as_a_secret(parts: tuple[Project, Compositi
 
 
 @pytest.mark.parametrize(("store", "builder", "settings"), [
-    (True, None, []), (False, None, ["*.output=type=docker"]), (False, "remote", [])])
+    (True, None, []), (False, None, ["*.output=type=docker"]), (True, "remote", ["*.output=type=docker"]),
+    (True, "default", [])])
 def test_the_output_fits_the_image_store(parts: tuple[Project, Composition, KnownEngine], store: bool,
                                          builder: str | None, settings: list[str]) -> None:
     parts[2].store = store
