@@ -23,6 +23,8 @@ COMMANDS = {
     "render": ("render", "Write the Dockerfile, its context and the bake file."),
     "build": ("build", "Build and tag the images of a stack."),
     "push": ("push", "Push images to registries and prove that they arrived."),
+    "promote": ("promote", "Give a tested digest other tags, here or elsewhere."),
+    "results": ("results", "List the benchmark results attached to an image."),
     "patch": ("patch", "Check, list, edit and carry over patch series."),
 }
 #: words of BuildKit's client of the same name

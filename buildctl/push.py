@@ -7,7 +7,6 @@ are found before the first byte moves; fixed tags go first, moving ones last.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,11 +18,12 @@ from buildctl import fault as faults
 from buildctl.credentials import Source, lookup
 from buildctl.errors import AuthError, NetworkError, Problem, TagExistsError, UsageError
 from buildctl.fault import Fault, Kind
-from buildctl.oci import INDEXES, Descriptor, Manifest
+from buildctl.image_config import KEY_LABEL, config_labels, config_of
+from buildctl.oci import Descriptor
 from buildctl.reference import Reference
 from buildctl.registry import Registry
 from buildctl.retry import Failed, Policy, Retry
-from buildctl.upload import KEY_LABEL, NOTHING, LocalImage, Progress, Upload, exact_layers, layers_of, local_image, push
+from buildctl.upload import NOTHING, LocalImage, Progress, Upload, exact_layers, layers_of, local_image, push
 
 if TYPE_CHECKING:
     import docker
@@ -322,24 +322,6 @@ class Publisher:
             configs = (self.engine.info().get("RegistryConfig") or {}).get("IndexConfigs") or {}
             self._insecure = tuple(name for name, config in configs.items() if not config.get("Secure", True))
         return self._insecure
-
-
-def config_of(registry: Registry, repository: str, manifest: Manifest) -> Descriptor | None:
-    """The config of an image; of an index that of its first image, attestations passed over."""
-    if manifest.media_type in INDEXES:
-        for entry in manifest.content.get("manifests", []):
-            if (entry.get("platform") or {}).get("os", "linux") == "unknown":
-                continue
-            child = registry.manifest(repository, entry["digest"])
-            return child.blobs[0] if child else None
-        return None
-    return manifest.blobs[0]
-
-
-def config_labels(registry: Registry, repository: str, config: Descriptor) -> dict[str, str]:
-    """The labels in an image's config."""
-    content = json.loads(registry.blob(repository, config.digest))
-    return dict((content.get("config") or {}).get("Labels") or {})
 
 
 def _check_claims(jobs: Iterable[Job]) -> None:

@@ -206,23 +206,31 @@ class Registry:
         content = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "artifactType": artifact_type,
                    "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": empty.digest, "size": 2},
                    "layers": layers, "subject": subject.as_dict(), "annotations": dict(annotations)}
-        manifest = Manifest(OCI_MANIFEST, json.dumps(content, sort_keys=True).encode())
+        return self.put_referrer(repository, Manifest(OCI_MANIFEST, json.dumps(content, sort_keys=True).encode()))
+
+    def put_referrer(self, repository: str, manifest: Manifest) -> Descriptor:
+        """Store a manifest that has a subject, its blobs being there, so that `referrers` finds it."""
         answer = self.put_manifest(repository, manifest.digest, manifest)
         if "OCI-Subject" not in answer.headers:
-            self._list_referrer(repository, subject.digest, manifest, artifact_type, annotations)
+            content = manifest.content
+            self._list_referrer(repository, content["subject"]["digest"], {
+                **manifest.descriptor.as_dict(), "artifactType": content.get("artifactType", ""),
+                "annotations": content.get("annotations", {})})
         return manifest.descriptor
 
-    def _list_referrer(self, repository: str, subject: str, manifest: Manifest, artifact_type: str,
-                       annotations: Mapping[str, str]) -> None:
-        """Keep the index that stands in for the referrers API: it is the client's duty there."""
+    def _list_referrer(self, repository: str, subject: str, entry: Mapping[str, Any]) -> None:
+        """Keep the index that stands in for the referrers API: there it is the client's duty. Another client may write
+        it at the same time, so it is read again until the entry is in it.
+        """
         tag = _referrers_tag(subject)
-        index = self.manifest(repository, tag)
-        entries = [entry for entry in (index.content.get("manifests", []) if index else [])
-                   if entry.get("digest") != manifest.digest]
-        entries.append({**manifest.descriptor.as_dict(), "artifactType": artifact_type,
-                        "annotations": dict(annotations)})
-        body = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
-        self.put_manifest(repository, tag, Manifest(OCI_INDEX, body))
+        for _ in range(self.policy.attempts):
+            index = self.manifest(repository, tag)
+            entries = list(index.content.get("manifests", [])) if index else []
+            if any(one.get("digest") == entry["digest"] for one in entries):
+                return
+            body = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*entries, entry]}).encode()
+            self.put_manifest(repository, tag, Manifest(OCI_INDEX, body))
+        raise self._error(Fault(Kind.TRANSIENT, f"other writers keep replacing the index {tag}"), repository)
 
     # ------------------------------------------------------------------ requests
 

@@ -1,0 +1,48 @@
+"""`buildctl results`: the benchmark results attached to an image."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from buildctl import results
+from buildctl.cli import emit
+from buildctl.commands._options import json_option
+from buildctl.commands.promote import Clients, in_registry
+from buildctl.errors import Problem, UsageError
+from buildctl.results import Result
+from buildctl.retry import Policy
+
+
+@click.command("results")
+@click.argument("reference", metavar="REGISTRY/IMAGE:TAG")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Write each result's files to a folder of its own there.")
+@json_option
+def command(reference: str, out: Path | None, as_json: bool) -> None:
+    """List the benchmark results attached to an image, the newest last."""
+    source = in_registry(reference)
+    with ExitStack() as stack:
+        registry = Clients(stack, Policy(), "pull")(source.registry)
+        manifest = registry.head(source.repository, source.digest or source.tag)
+        if manifest is None:
+            raise UsageError(Problem("no such image in the registry", reference, "", "an image that was pushed",
+                                     "push it first, or correct the reference"))
+        found = results.attached(registry, source.repository, manifest.digest)
+    for result in found if out else ():
+        assert out is not None
+        _write(result, out / result.digest.partition(":")[2][:16])
+    if as_json:
+        emit({"digest": manifest.digest, "results": [result.as_dict() for result in found]})
+    elif found:
+        click.echo("\n".join(f"{result.created or '?':20}  {result.verdict:12}  {result.headline}" for result in found))
+    else:
+        click.echo(f"no results attached to {manifest.digest}", err=True)
+
+
+def _write(result: Result, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in result.files.items():
+        (folder / name).write_bytes(data)

@@ -1,0 +1,29 @@
+"""What a registry says about an image without its layers: its config and labels."""
+
+from __future__ import annotations
+
+import json
+
+from buildctl.oci import INDEXES, Descriptor, Manifest
+from buildctl.registry import Registry
+
+#: the label that holds an image's content key: two builds with the same key are the same content
+KEY_LABEL = "buildctl.key"
+
+
+def config_of(registry: Registry, repository: str, manifest: Manifest) -> Descriptor | None:
+    """The config of an image; of an index that of its first image, attestations passed over."""
+    if manifest.media_type in INDEXES:
+        for entry in manifest.content.get("manifests", []):
+            if (entry.get("platform") or {}).get("os", "linux") == "unknown":
+                continue
+            child = registry.manifest(repository, entry["digest"])
+            return child.blobs[0] if child else None
+        return None
+    return manifest.blobs[0]
+
+
+def config_labels(registry: Registry, repository: str, config: Descriptor) -> dict[str, str]:
+    """The labels in an image's config."""
+    content = json.loads(registry.blob(repository, config.digest))
+    return dict((content.get("config") or {}).get("Labels") or {})

@@ -1,0 +1,163 @@
+"""Promotion: other tags, repositories or registries get the very digest that was tested. Nothing is rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from buildctl import results
+from buildctl.errors import NetworkError, Problem, TagExistsError, UsageError
+from buildctl.image_config import KEY_LABEL, config_labels, config_of
+from buildctl.oci import Manifest
+from buildctl.reference import Reference
+from buildctl.registry import Registry
+from buildctl.results import Requirement, Result
+
+Action = Literal["tag", "move", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One tag: what is to be done, and the digest that it has now (empty: it is new)."""
+
+    action: Action
+    target: Reference
+    digest: str
+    current: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For `--json`."""
+        return {"action": self.action, "target": str(self.target), "digest": self.digest, "current": self.current}
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Blobs of one copy: already there, mounted, sent, and the bytes sent."""
+
+    present: int = 0
+    mounted: int = 0
+    sent: int = 0
+    sent_bytes: int = 0
+
+    def __add__(self, other: Copied) -> Copied:
+        return Copied(self.present + other.present, self.mounted + other.mounted, self.sent + other.sent,
+                      self.sent_bytes + other.sent_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A promotion that may take place: the image, where it goes, and the result that speaks for it."""
+
+    source: Reference
+    manifest: Manifest
+    moves: tuple[Move, ...]
+    result: Result | None
+
+
+class Promoter:
+    """Copies images by digest. `registry` gives the client for a host."""
+
+    def __init__(self, registry: Callable[[str], Registry]) -> None:
+        self._registry = registry
+
+    def plan(self, source: Reference, targets: Iterable[Reference], *, move: bool = False,
+             require: Requirement | None = None, result: Result | None = None) -> Promotion:
+        """Resolve the source once, look at every target, check the verdict.
+
+        `move` lets a target point at something else today. Raises `UsageError` without a source, `AuditError` where
+        the result is missing, foreign or not good enough, `TagExistsError` with all targets that may not move.
+        """
+        registry = self._registry(source.registry)
+        manifest = registry.manifest(source.repository, source.digest or source.tag)
+        if manifest is None:
+            raise UsageError(Problem("no such image in the registry", str(source), "", "an image that was pushed",
+                                     "push it first, or correct the reference"))
+        if source.digest and manifest.digest != source.digest:
+            raise NetworkError(Problem("the registry answers with other bytes than asked for", str(source),
+                                       manifest.digest, source.digest, "repeat, then suspect the registry"))
+        if result is not None or require is not None:
+            config = config_of(registry, source.repository, manifest)
+            key = config_labels(registry, source.repository, config).get(KEY_LABEL, "") if config else ""
+            if result is None:
+                known = results.attached(registry, source.repository, manifest.digest)
+                results.check(known[-1] if known else None, require, key, str(source))
+            else:
+                results.check(result, require, key, str(source))
+        moves, conflicts = [], []
+        for target in targets:
+            found = self._registry(target.registry).head(target.repository, target.tag)
+            current = found.digest if found else ""
+            if current and current != manifest.digest and not move:
+                conflicts.append(Problem("the tag exists with other content", str(target), current, manifest.digest,
+                                         "take a new tag, or say --move when this tag is meant to move"))
+            action: Action = "keep" if current == manifest.digest else "move" if current else "tag"
+            moves.append(Move(action, target, manifest.digest, current))
+        if conflicts:
+            raise TagExistsError(conflicts)
+        return Promotion(source, manifest, tuple(moves), result)
+
+    def carry_out(self, promotion: Promotion) -> Copied:
+        """Rights first, then blobs, then the result, then the tags, each read back."""
+        source, manifest = promotion.source, promotion.manifest
+        places = dict.fromkeys((move.target.registry, move.target.repository) for move in promotion.moves
+                               if move.action != "keep")
+        home = (source.registry, source.repository)
+        asked = [*places, home] if promotion.result else list(places)
+        for host, repository in dict.fromkeys(asked):
+            self._registry(host).check_push(repository)
+        if promotion.result is not None:
+            results.attach(self._registry(source.registry), source.repository, manifest.descriptor, promotion.result)
+        copied = Copied()
+        for host, repository in places:
+            if (host, repository) != home:
+                copied += self._copy(source, manifest, Reference(host, repository))
+                copied += self._copy_results(source, manifest, Reference(host, repository))
+        for move in promotion.moves:
+            if move.action != "keep":
+                self._tag(move, manifest)
+        return copied
+
+    def _tag(self, move: Move, manifest: Manifest) -> None:
+        registry = self._registry(move.target.registry)
+        registry.put_manifest(move.target.repository, move.target.tag, manifest)
+        found = registry.head(move.target.repository, move.target.tag)
+        if found is None or found.digest != manifest.digest:
+            raise NetworkError(Problem("the registry does not show what was promoted", str(move.target),
+                                       found.digest if found else "nothing", manifest.digest,
+                                       "repeat; another writer of this tag, or a broken registry"))
+
+    def _copy(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
+        """Blobs and manifests below and including this one, by digest; what is there is passed over."""
+        origin, registry = self._registry(source.registry), self._registry(target.registry)
+        copied = Copied()
+        for child in manifest.children:
+            below = origin.manifest(source.repository, child.digest)
+            if below is None or below.digest != child.digest:
+                raise NetworkError(Problem("the index names a manifest that the registry does not have", str(source),
+                                           below.digest if below else "nothing", child.digest,
+                                           "push the image again"))
+            copied += self._copy(source, below, target)
+        for blob in dict.fromkeys(manifest.blobs):
+            if registry.has_blob(target.repository, blob.digest):
+                copied += Copied(present=1)
+            elif source.registry == target.registry and registry.mount(target.repository, blob.digest,
+                                                                       source.repository):
+                copied += Copied(mounted=1)
+            else:
+                sent = registry.upload(target.repository, blob.digest, blob.size,
+                                       partial(origin.stream, source.repository, blob.digest))
+                copied += Copied(sent=1, sent_bytes=sent)
+        registry.put_manifest(target.repository, manifest.digest, manifest)
+        return copied
+
+    def _copy_results(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
+        """Benchmark results go where their image goes."""
+        origin, copied = self._registry(source.registry), Copied()
+        for entry in origin.referrers(source.repository, manifest.digest, results.ARTIFACT_TYPE):
+            referrer = origin.manifest(source.repository, str(entry["digest"]))
+            if referrer is not None:
+                copied += self._copy(source, referrer, target)
+                self._registry(target.registry).put_referrer(target.repository, referrer)
+        return copied
