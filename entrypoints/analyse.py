@@ -228,7 +228,8 @@ def comparison(base: Sequence[Record], candidate: Sequence[Record], *, names: tu
                   (verdict == "loss" and main.high < math.log1p(-margin)),
         pairs_needed_estimate=need,
         base_tok_s=finite(math.exp(float(here.mean())), 3), spec_tok_s=finite(math.exp(float(there.mean())), 3),
-        prompt_log_ratios={name: finite(float(value)) for name, value in zip(prompts, table.mean(axis=0), strict=True)},
+        prompt_rates={name: [finite(math.exp(float(one)), 3), finite(math.exp(float(other)), 3)]
+                      for name, one, other in zip(prompts, here.mean(axis=0), there.mean(axis=0), strict=True)},
         strata=_strata(table, prompts, strata, seed))
     return result
 
@@ -275,6 +276,11 @@ def quantiles(values: Sequence[float], points: Sequence[int], digits: int = 6) -
         return {f"p{point}": None for point in points}
     return {f"p{point}": finite(float(value), digits)
             for point, value in zip(points, np.percentile(values, points), strict=True)}
+
+
+def spread(values: Sequence[float]) -> list[float | None]:
+    """21 quantiles from the least to the greatest value, for a plot; empty for no data."""
+    return [finite(float(value), 3) for value in np.percentile(values, range(0, 101, 5))] if values else []
 
 
 def steady_rate(rows: Sequence[Record]) -> float | None:
@@ -347,6 +353,8 @@ def arm_summary(rows: Sequence[Record]) -> dict[str, Any]:
         "interchunk_ms": quantiles(gaps, (50, 99), 3),
         "tokens_per_chunk": finite(float(np.mean(sizes)), 4) if sizes else None,
         "output_tokens": {"mean": finite(float(np.mean(lengths)), 2) if lengths else None, "total": sum(lengths)},
+        "distributions": {"decode_rate": spread(rates), "ttft_ms": spread(
+            [1e3 * (row["t_first"] - row["t_send"]) for row in good])},
         "cached_tokens_max": max((row["cached_tokens"] or 0 for row in good), default=None),
         "spec": speculation(good)}
 

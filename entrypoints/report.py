@@ -11,13 +11,28 @@ from entrypoints.result import percent
 Result = Mapping[str, Any]
 
 
+Rows = tuple[tuple[str, ...], list[tuple[object, ...]]]
+
+
 def markdown(result: Result) -> str:
     """report.md."""
-    parts = [f"# {result['verdict']['headline']}", _about(result), _reasons(result), "## Arms", _arms(result),
-             "## Comparison", _comparisons(result), "## Pairs", _pairs(result), "## Evidence", _evidence(result),
-             "## Output", _output(result), "## Break-even", _break_even(result), "## Blocks", _blocks(result),
-             "## Environment", _environment(result)]
+    parts = [f"# {result['verdict']['headline']}", about(result), _reasons(result), "## Arms",
+             table(*arm_rows(result)), RATE, "## Comparison", table(*comparison_rows(result)),
+             _optional(strata_rows(result)),
+             "## Pairs", _optional(pair_rows(result)) or "No pair was completed.",
+             "## Evidence", _optional(evidence_rows(result)) or "None collected.",
+             "## Output under greedy decoding", _output(result), "## Break-even", break_even(result),
+             "## Limit of this machine" if result.get("limit") else "", limit(result) if result.get("limit") else "",
+             "## Server starts", table(*block_rows(result)), "## Environment", _environment(result)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+RATE = ("tok/s is the decode rate of one stream: tokens after the first chunk over the time after it, by the "
+        "server's own count, geometric mean over requests.")
+
+
+def _optional(rows: Rows) -> str:
+    return table(*rows) if rows[1] else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -43,7 +58,8 @@ def interval(ends: Sequence[float | None] | None) -> str:
     return f"{percent(ends[0])} to {percent(ends[1])}"
 
 
-def _about(result: Result) -> str:
+def about(result: Result) -> str:
+    """What was done, in a few sentences."""
     plan = result["plan"]
     valid = sum(block["validity"]["ok"] for block in result["blocks"])
     pairs = result["comparison"][0]["pairs"] if result["comparison"] else 0
@@ -65,107 +81,161 @@ def _reasons(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _arms(result: Result) -> str:
-    rows = []
+def arm_rows(result: Result) -> Rows:
+    """One row for each arm and load point."""
+    rows: list[tuple[object, ...]] = []
     for name, arm in result["arms"].items():
         for point, one in arm["load_points"].items():
             rows.append((name, point, number(one["decode_rate"]["geomean"]), number(one["decode_rate"]["median"]),
                          number(one["total_tok_s"]), number(one["ttft_ms"]["p50"], 1), number(one["ttft_ms"]["p99"], 1),
                          number(one["interchunk_ms"]["p50"], 1), number(one["tokens_per_chunk"]),
                          number(one["spec"]["accept_length"], 3), one["requests"], one["errors"]))
-    return table(("arm", "concurrency", "tok/s", "median", "total tok/s", "TTFT p50 ms", "p99", "chunk p50 ms",
-                  "tokens/chunk", "accept length", "requests", "errors"), rows) + (
-        "\n\ntok/s is the decode rate of one stream: tokens after the first chunk over the time after it, by the "
-        "server's own count, geometric mean over requests.")
+    return ("arm", "concurrency", "tok/s", "median", "total tok/s", "TTFT p50 ms", "p99", "chunk p50 ms",
+            "tokens/chunk", "accept length", "requests", "errors"), rows
 
 
-def _comparisons(result: Result) -> str:
-    rows = [(one["candidate"], one["concurrency"], one["pairs"],
-             "-" if one["ratio"] is None else f"{one['ratio']:.4f}", interval(one.get("ci")),
-             interval(one.get("ci95_general")), number(one.get("p_t"), 4), number(one.get("p_signflip"), 4),
-             number(one.get("mde_pct"), 1), one["verdict"]) for one in result["comparison"]]
-    text = table(("candidate", "concurrency", "pairs", "ratio", "interval (these prompts)", "95 % (prompts like these)",
-                  "p (t)", "p (sign flip)", "smallest visible %", "verdict"), rows)
-    strata = [(one["candidate"], one["concurrency"], name, number(part["ratio"], 4), interval(part["ci95"]),
-               part["prompts"]) for one in result["comparison"] for name, part in one.get("strata", {}).items()]
-    if strata:
-        head = ("candidate", "concurrency", "stratum", "ratio", "95 % (descriptive)", "prompts")
-        text += "\n\n" + table(head, strata)
-    return text
+def comparison_rows(result: Result) -> Rows:
+    """One row for each candidate and load point."""
+    return ("candidate", "concurrency", "pairs", "ratio", "interval (these prompts)", "95 % (prompts like these)",
+            "p (t)", "p (sign flip)", "smallest visible %", "verdict"), [
+        (one["candidate"], one["concurrency"], one["pairs"], number(one["ratio"], 4), interval(one.get("ci")),
+         interval(one.get("ci95_general")), number(one.get("p_t"), 4), number(one.get("p_signflip"), 4),
+         number(one.get("mde_pct"), 1), one["verdict"]) for one in result["comparison"]]
 
 
-def _pairs(result: Result) -> str:
+def strata_rows(result: Result) -> Rows:
+    """Ratios within each kind of prompt."""
+    return ("candidate", "concurrency", "stratum", "ratio", "95 % (descriptive)", "prompts"), [
+        (one["candidate"], one["concurrency"], name, number(part["ratio"], 4), interval(part["ci95"]), part["prompts"])
+        for one in result["comparison"] for name, part in one.get("strata", {}).items()]
+
+
+def pair_rows(result: Result) -> Rows:
+    """The primary comparison pair by pair."""
+    head = ("pair", "first", "change")
     if not result["comparison"]:
-        return "No pair was completed."
-    names = {pair: number for number, pair in enumerate(result["comparison"][0].get("pair_ids", []))}
-    logs = result["comparison"][0].get("pair_log_ratios", [])
+        return head, []
+    one = result["comparison"][0]
     first: dict[int, str] = {}
     for block in result["blocks"]:
         if block["validity"]["ok"]:
             first.setdefault(block["pair"], block["arm"])
-    rows = [(pair, first.get(pair, "-"), percent(math.exp(logs[place]))) for pair, place in names.items()]
-    return table(("pair", "first", "change"), rows) if rows else "No pair was completed."
+    return head, [(pair + 1, first.get(pair, "-"), percent(math.exp(value))) for pair, value in
+                  zip(one.get("pair_ids", []), one.get("pair_log_ratios", []), strict=True)]
 
 
-def _evidence(result: Result) -> str:
-    rows = [(one["claim"], one.get("arm", ""), one["state"], one["declared"], one["observed"], one["reason"])
-            for one in result["evidence"]]
-    return table(("claim", "arm", "state", "declared", "observed", "reason"), rows) if rows else "None collected."
+def evidence_rows(result: Result) -> Rows:
+    """What shows that each claim holds."""
+    return ("claim", "arm", "required", "state", "declared", "observed", "effective", "reason"), [
+        (one["claim"], one.get("arm") or "", "yes" if one.get("required") else "", one["state"], _said(one["declared"]),
+         _said(one["observed"]), _said(one["effective"]), one.get("reason") or "") for one in result["evidence"]]
 
 
-def _output(result: Result) -> str:
-    same = result["equivalence"]
-    if not same:
-        return ""
-    rows = []
+def _said(value: object) -> str:
+    return "-" if value in (None, "") else str(value)
+
+
+def output_rows(result: Result) -> Rows:
+    """Base against itself and candidate against base."""
+    rows: list[tuple[object, ...]] = []
+    same = result["equivalence"] or {"aa": None, "ab": None}
     for label, part in (("baseline against itself", same["aa"]), ("candidate against baseline", same["ab"])):
         if part:
             rows.append((label, part["compared"], f"{100 * part['exact_share']:.1f} %",
                          f"{part['hazard_per_token']:.1e}", f"{100 * part['early_split_share']:.1f} %"))
-    return f"State: **{same['state']}**.\n\n" + table(
-        ("", "answers compared", "identical", "splits per token", "split within 8 tokens"), rows)
+    return ("", "answers compared", "identical", "splits per token", "split within 8 tokens"), rows
 
 
-def _break_even(result: Result) -> str:
+def _output(result: Result) -> str:
+    same = result["equivalence"]
+    return f"State: **{same['state']}**.\n\n{table(*output_rows(result))}" if same else ""
+
+
+def break_even(result: Result) -> str:
+    """What would have to be different for a win."""
     one = result["break_even"]
     if not one:
         return "Not known: no accept length."
     return (f"The baseline takes {one['t_base_ms']:.2f} ms for a token, a draft-and-verify cycle "
             f"{one['t_cycle_ms']:.2f} ms. Break-even accept length {one['tau_break_even']:.2f}, measured "
-            f"{one['tau']:.2f}. A win of 10 % needs "
-            f"an accept length of {one['tau_for_plus_10pct']:.2f}, or a cycle of "
+            f"{one['tau']:.2f}. A win of 10 % needs an accept length of {one['tau_for_plus_10pct']:.2f}, or a cycle of "
             f"{one['cycle_ms_for_plus_10pct']:.2f} ms.")
 
 
-def _blocks(result: Result) -> str:
-    rows = []
+def limit(result: Result) -> str:
+    """How far from what the hardware allows."""
+    one = result["limit"]
+    share = one.get("share_of_limit")
+    text = (f"At least {one['t_total_ms']:.3f} ms per token on this machine ({one['limit_tok_s']:.0f} tok/s): "
+            + ", ".join(f"{name} {value:.3f} ms" for name, value in one["parts_ms"].items()) + ".")
+    if share is not None:
+        text += f" The baseline reaches {100 * share:.0f} % of it."
+    if share is not None and share > 1:
+        text += " More than the limit: an input is wrong."
+    return text + " " + " ".join(f"{row['name']}: {row['value']} ({row['source']})." for row in one["inputs"])
+
+
+def block_rows(result: Result) -> Rows:
+    """One row for each server start."""
+    rows: list[tuple[object, ...]] = []
     for block in result["blocks"]:
         warm = block["warmup"] or {}
-        rows.append((block["index"], block["pair"], block["arm"], number(block["t_ready_s"], 1),
+        rows.append((block["index"], block["pair"] + 1, block["arm"], number(block["t_ready_s"], 1),
                      len(warm.get("windows", [])), number(warm.get("seconds"), 1),
                      number(sum(one["duration_s"] for one in block["passes"]), 1),
                      "valid" if block["validity"]["ok"] else "; ".join(block["validity"]["causes"])))
-    return table(("block", "pair", "arm", "ready s", "warm-up windows", "warm-up s", "measured s", "validity"), rows)
+    return ("block", "pair", "arm", "ready s", "warm-up windows", "warm-up s", "measured s", "validity"), rows
+
+
+def environment_rows(result: Result) -> list[tuple[object, ...]]:
+    """Image, packages, machine, hashes."""
+    image = result["plan"]["image"]
+    rows: list[tuple[object, ...]] = [("image", f"{image['image']} {image['version']} ({image['stack']})"),
+                                      ("content key", image["key"]), ("plan sha256", result["plan"]["sha256"]),
+                                      ("raw sha256", result["raw_sha256"])]
+    rows += sorted(image["packages"].items())
+    rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
+    rows += [(f"GPU {index}", f"{one['name']}, compute capability {one['cc']}, {one['power_limit_w']:.0f} W")
+             for index, one in enumerate(result["machine"].get("gpus") or [])]
+    forced = result["arms_diff"].get("allowed", {})
+    rows += [(f"differs: {key}", f"{pair[0]} / {pair[1]}") for key, pair in forced.items()]
+    return rows
 
 
 def _environment(result: Result) -> str:
-    image = result["plan"]["image"]
-    rows: list[tuple[str, object]] = [("image", f"{image['image']} {image['version']} ({image['stack']})"),
-                                      ("content key", image["key"]), ("plan sha256", result["plan"]["sha256"]),
-                                      ("raw sha256", result["raw_sha256"])]
-    rows += [(name, value) for name, value in sorted(image["packages"].items())]
-    rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
-    text = table(("", ""), rows)
-    for name, arm in result["arms"].items():
-        text += f"\n\n{name}: `{' '.join(arm['argv'])}`"
-    forced = result["arms_diff"].get("allowed", {})
-    if forced:
-        text += "\n\nResolved arguments that differ (all follow from speculation): " + ", ".join(
-            f"`{key}` {pair[0]} / {pair[1]}" for key, pair in forced.items()) + "."
-    return text
+    text = table(("", ""), environment_rows(result))
+    return text + "".join(f"\n\n{name}: `{' '.join(arm['argv'])}`" for name, arm in result["arms"].items())
 
 
 def summary(result: Result) -> str:
     """A few lines for a terminal: headline and the table of arms."""
-    parts = [result["verdict"]["headline"], _arms(result).split("\n\n", maxsplit=1)[0], _reasons(result)]
+    parts = [result["verdict"]["headline"], table(*arm_rows(result)), _reasons(result)]
     return "\n".join(part for part in parts if part)
+
+
+def prometheus(result: Result) -> str:
+    """The main numbers in Prometheus text format, for a node exporter's textfile folder."""
+    lines = []
+    for name, text in (("verdict", "1 for the verdict of the run"), ("ratio", "decode rate over that of the baseline"),
+                       ("decode_tokens_per_second", "geometric mean of one stream"),
+                       ("ttft_seconds", "median time to first token"), ("accept_length", "tokens per verify round")):
+        lines += [f"# HELP sglang_bench_{name} {text}", f"# TYPE sglang_bench_{name} gauge"]
+        lines += [f"sglang_bench_{name}{{{labels}}} {value}" for labels, value in _series(result, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _series(result: Result, name: str) -> list[tuple[str, float]]:
+    if name == "verdict":
+        return [(f'verdict="{result["verdict"]["class"]}",run="{result["run_id"]}"', 1)]
+    if name == "ratio":
+        return [(f'candidate="{one["candidate"]}",concurrency="{one["concurrency"]}"', one["ratio"])
+                for one in result["comparison"] if one["ratio"] is not None]
+    rows = []
+    for arm, both in result["arms"].items():
+        for point, one in both["load_points"].items():
+            values = {"decode_tokens_per_second": one["decode_rate"]["geomean"],
+                      "accept_length": one["spec"]["accept_length"],
+                      "ttft_seconds": one["ttft_ms"]["p50"] and one["ttft_ms"]["p50"] / 1e3}
+            if values[name] is not None:
+                rows.append((f'arm="{arm}",concurrency="{point}"', values[name]))
+    return rows

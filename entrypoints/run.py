@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoints import health, measure, models, plan, prompts, records, report, result, telemetry
+from entrypoints import health, measure, models, page, plan, prompts, records, report, result, telemetry
 from entrypoints.command import server_environment
 from entrypoints.errors import (
     VERDICT_CODES,
@@ -100,10 +100,12 @@ def _pack(settings: Settings) -> prompts.Pack:
 
 
 def publish(folder: Path) -> dict[str, Any]:
-    """Assemble the result and write result.json and report.md."""
+    """Assemble the result and write result.json, report.md, report.html and metrics.prom."""
     found = result.assemble(folder)
     records.write(folder / records.RESULT, records.dump(found))
     records.write(folder / records.REPORT, report.markdown(found))
+    records.write(folder / records.PAGE, page.page(found))
+    records.write(folder / records.METRICS, report.prometheus(found))
     return found
 
 

@@ -24,7 +24,9 @@ def plan(pairs: int = 4, **more: Any) -> dict[str, Any]:
 def block(index: int, pair: int, arm: str, causes: tuple[str, ...] = (), slot: int | None = None) -> dict[str, Any]:
     """A block that is valid unless it has causes."""
     return {"index": index, "slot": index if slot is None else slot, "pair": pair, "arm": arm, "passes": [],
-            "warmup": {"windows": [], "seconds": 1.0}, "t_ready_s": 10.0,
+            "port": 1, "pids": [], "t_start": 30.0 * index, "t_end": 30.0 * index + 25, "ready_evidence": {},
+            "flush": [],
+            "stop": None, "telemetry": None, "warmup": {"windows": [], "seconds": 1.0}, "t_ready_s": 10.0,
             "validity": {"ok": not causes, "causes": list(causes)}}
 
 

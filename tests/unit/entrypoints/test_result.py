@@ -8,7 +8,7 @@ import pytest
 
 from entrypoints import plan, records, report, result
 from entrypoints.errors import BadConfig, InputMissing
-from tests.unit.entrypoints import builders
+from tests.unit.entrypoints import builders, schema
 
 
 def folder(tmp_path: Path, ratio: float, pairs: int = 6, *, noise: float = 0.004, **context: Any) -> Path:
@@ -101,7 +101,7 @@ def test_the_report_has_every_part_and_needs_the_result_only(tmp_path: Path) -> 
     found = json.loads(records.dump(result.assemble(folder(tmp_path, 1.1))))
     text = report.markdown(found)
     for part in ("# WIN", "## Arms", "## Comparison", "## Pairs", "## Evidence", "## Output", "## Break-even",
-                 "## Blocks", "## Environment"):
+                 "## Server starts", "## Environment"):
         assert part in text
     assert "| eagle3   | 1           |" in text
     assert "accept length" in text
@@ -123,3 +123,16 @@ def test_numbers_and_intervals_that_are_not_known_are_a_dash() -> None:
     assert report.interval([None, None]) == report.interval(None) == "unbounded"
     assert report.interval([0.9, 1.2]) == "-10.0 % to +20.0 %"
     assert result.percent(0.731) == "-26.9 %"
+
+
+def test_what_was_written_fits_the_published_schema(tmp_path: Path) -> None:
+    document = json.loads(Path(result.__file__).with_name("result.schema.json").read_text())
+    found = json.loads(records.dump(result.assemble(folder(tmp_path, 1.1))))
+    found["plan"].update({key: found["plan"].get(key, value) for key, value in {
+        "schema": 1, "created_at": "now", "warmup": {}, "client": {}, "max_pairs": 6, "alpha_total": 0.05,
+        "order": []}.items()})
+    assert list(schema.complaints(found, document, document)) == []
+    found["verdict"]["class"] = "great"
+    del found["comparison"]
+    assert [line.partition(":")[0] for line in schema.complaints(found, document, document)] == [
+        "$.comparison", "$.verdict.class"]

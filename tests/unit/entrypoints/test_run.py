@@ -19,6 +19,7 @@ import pytest
 from entrypoints import image, records, run
 from entrypoints.errors import Invalid
 from entrypoints.settings import Settings
+from tests.unit.entrypoints import schema
 
 SIM = Path(__file__).parents[2] / "fakes" / "sim_server.py"
 BASE: dict[str, Any] = {"rate": 1000.0}
@@ -85,6 +86,8 @@ def test_a_faster_arm_wins_by_the_true_ratio(bench: Bench) -> None:
     report = (bench.run_folder() / records.REPORT).read_text()
     assert report.startswith("# WIN: eagle3 decodes faster than baseline: +")
     assert report in bench.out.getvalue()
+    document = json.loads(Path(run.__file__).with_name("result.schema.json").read_text())
+    assert list(schema.complaints(result, document, document)) == []
 
 
 def test_analyze_says_the_same_from_the_raw_files(bench: Bench) -> None:

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints import page, plots, report, result
+from tests.unit.entrypoints.test_result import folder
+
+
+def made(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    return result.assemble(folder(tmp_path, 1.1, **more))
+
+
+def pictures(text: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text, re.S)]
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    text = page.page(made(tmp_path))
+    assert not re.search(r"https?://|<script|<link|src=|@import|url\(", text)
+    assert '<meta name="viewport"' in text
+
+
+def test_the_page_has_every_plot_and_table(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    for place, block in enumerate(found["blocks"]):
+        block["telemetry"] = {"trace": [[30.0 * place + 5, 40.0, 300.0], [30.0 * place + 15, 80.0, 310.0]]}
+    text = page.page(found)
+    labels = [one.get("aria-label") for one in pictures(text)]
+    assert labels == ["ratios with their intervals", "ratio of each pair of server starts",
+                      "decode rate of each prompt in both arms", "decode rate, tok/s", "time to first token, ms",
+                      "accepted draft tokens", "timeline of server starts and telemetry"]
+    for title in ("Arms", "Comparison", "Evidence", "Output under greedy decoding", "Break-even", "Server starts",
+                  "Environment"):
+        assert f"<h2>{title}</h2>" in text
+    assert found["verdict"]["headline"] in text
+
+
+def test_every_coordinate_is_a_number_inside_the_picture(tmp_path: Path) -> None:
+    for picture in pictures(page.page(made(tmp_path, pairs=2))):
+        width, height = map(float, str(picture.get("viewBox")).split()[2:])
+        for one in picture.iter():
+            for name, value in one.attrib.items():
+                if name in {"x", "x1", "x2", "cx"}:
+                    assert -1 <= float(value) <= width + 1, (one.tag, one.attrib)
+                if name in {"y", "y1", "y2", "cy"}:
+                    assert -1 <= float(value) <= height + 1, (one.tag, one.attrib)
+
+
+def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    found["verdict"]["invalid_causes"] = ["<script>alert(1)</script>"]
+    found["comparison"][0]["prompt_rates"] = {"<b>": [1.0, 2.0]}
+    text = page.page(found)
+    assert "<script>" not in text
+    assert "<b>" not in text
+
+
+def test_a_run_without_data_still_has_a_page(tmp_path: Path) -> None:
+    run = folder(tmp_path, 1.1)
+    for name in ("blocks.jsonl", "requests.jsonl"):
+        (run / name).unlink()
+    assert "INCONCLUSIVE" in page.page(result.assemble(run))
+
+
+def test_an_unbounded_interval_runs_out_of_the_plot() -> None:
+    text = plots.intervals([("x", 1.1, (None, None), (0.9, None))], 0.02)
+    narrow = next(one for one in pictures(text)[0].iter() if one.get("class") == "narrow")
+    assert float(str(narrow.get("x2"))) > 400
+
+
+@pytest.mark.parametrize("values", [[5.0], [1.0, 1.0], [0.0], [-3.0, 7.0], [1e-9, 2e-9], [1e9, 3e9]])
+def test_an_axis_has_round_ticks_for_any_values(values: list[float]) -> None:
+    axis = plots.Axis(values, 0.0, 100.0)
+    assert 2 <= len(axis.ticks()) <= 8
+    assert all(-0.01 <= axis(tick) <= 100.01 for tick in axis.ticks())
+
+
+def test_metrics_are_in_the_text_format_of_prometheus(tmp_path: Path) -> None:
+    text = report.prometheus(made(tmp_path))
+    assert re.search(r'^sglang_bench_ratio\{candidate="eagle3",concurrency="1"\} 1\.\d+$', text, re.M)
+    assert 'sglang_bench_accept_length{arm="eagle3",concurrency="1"} 2.0' in text
+    assert 'sglang_bench_accept_length{arm="baseline"' not in text
+    assert all(line.startswith("#") or re.fullmatch(r"[a-z_]+\{[^}]*\} \S+", line) for line in text.splitlines())
