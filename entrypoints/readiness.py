@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from entrypoints import health, probe, processes
+from entrypoints import contract, health, probe, processes
 from entrypoints.errors import NotReady
 from entrypoints.probe import NoAnswer
 from entrypoints.supervise import Server
@@ -74,10 +74,15 @@ def wait_ready(server: Server, expect: Expect, *, stall: float, deadline: float 
     completion = _until(watch, "it completes a prompt with sane text",
                         lambda: _complete(port, watch, expect.api_key, stall))
     watch.say(f"completed a prompt: {completion['tokens']} tokens")
+    missing = _contract(port, watch, expect.api_key, info, completion.pop("meta_info"))
+    if missing:
+        watch.say("this SGLang lacks what we use: " + "; ".join(
+            f"{one['name']} (unavailable: {', '.join(one['consumers'])})" for one in missing))
     server.settle()
     server.check()
     evidence = {"pid": server.pid, "port": port, "listener_pid": listener, "health": f"/{endpoint}",
                 "completion": completion, "steps": watch.steps,
+                "contract": {"version": server.version, "missing": missing},
                 "unchecked": sorted(set(expect.arguments) - set(info))}
     return Ready(seconds=time.monotonic() - server.started, evidence=evidence, server_info=info)
 
@@ -265,12 +270,35 @@ def _complete(port: int, watch: _Watch, api_key: str, silence: float) -> dict[st
         events += 1
     text = str(last.get("text", ""))
     tokens = last.get("output_ids") or text.split()
-    count = (last.get("meta_info") or {}).get("completion_tokens", len(tokens))
+    meta_info = last.get("meta_info") or {}
+    count = meta_info.get("completion_tokens", len(tokens))
     if not done or count < MINIMUM_TOKENS:
         raise NoAnswer(f"/generate ended after {count} tokens, {'complete' if done else 'cut off'}")
     if not is_sane(tokens):
         raise NoAnswer(f"/generate gives no text but {text[:60]!r}")
-    return {"tokens": count, "events": events, "seconds": round(time.monotonic() - begin, 3), "text": text[:200]}
+    return {"tokens": count, "events": events, "seconds": round(time.monotonic() - begin, 3), "text": text[:200],
+            "meta_info": meta_info}
+
+
+def _contract(port: int, watch: _Watch, api_key: str, info: Mapping[str, Any],
+              meta_info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What contract.toml names and this server does not have. A list of endpoints is judged when it gives one."""
+    conditions = {"speculative"} if info.get("speculative_algorithm") else set()
+    paths = metrics = None
+    try:
+        answer = probe.ask(port, "/openapi.json", api_key=api_key, while_waiting=watch.tick)
+        paths = set(answer.json()["paths"]) if answer.status == 200 else None
+        if info.get("enable_metrics"):
+            answer = probe.ask(port, "/metrics", api_key=api_key, while_waiting=watch.tick)
+            if answer.status == 200:
+                conditions.add("metrics")
+                metrics = {line.partition("{")[0].partition(" ")[0] for line in answer.body.decode().splitlines()}
+                paths = paths and paths | {"/metrics"}  # mounted, so not among the documented ones
+    except (NoAnswer, KeyError, TypeError) as trouble:
+        watch.last_trouble = str(trouble)
+    version = str(info.get("version") or watch.server.version)
+    return [one.as_dict() for one in contract.missing_live(version, server_info=info, meta_info=meta_info, paths=paths,
+                                                           metrics=metrics, conditions=conditions)]
 
 
 def _same(asked_value: Any, reported: Any) -> bool:

@@ -1,0 +1,244 @@
+"""Is an optimisation really active? Each claim: declared, observed, effective, and a state.
+
+Flags prove nothing: SGLang accepts several and then does without. A state is `active` only with evidence from the run
+itself (a patch's marker, a count of the server, a kernel in a trace); `unverified` is the default and says why.
+
+States: `active`; `fallback` (asked for, and the server said that it does without); `unsupported` (this hardware or
+version cannot); `inactive` (not asked for, or shown to be off); `unverified` (asked for, and nothing shows it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from entrypoints import contract
+from entrypoints.image import Patch
+from entrypoints.trace import Summary
+
+#: accept length at which a draft contributes nothing: the target's own token is 1
+DEAD_DRAFT = 1.02
+#: worst first: a claim over several server starts is as good as its worst one
+WORST = ("inactive", "unsupported", "fallback", "unverified", "active")
+EXCERPT = 200
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that one server start shows. None where something was not looked at.
+
+    `accept_length` and `verify_rounds` come from per-request counts; `jit_files` is how many kernel files appeared in
+    the measured window.
+    """
+
+    arm: str
+    version: str
+    server_info: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log: Sequence[str] = ()
+    patches: Sequence[Patch] = ()
+    accept_length: float | None = None
+    verify_rounds: int | None = None
+    jit_files: int | None = None
+    trace: Summary | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of evidence."""
+
+    claim: str
+    arm: str
+    state: str
+    declared: str
+    observed: str = ""
+    effective: str = ""
+    reason: str = ""
+    required: bool = False
+    sources: tuple[Mapping[str, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the result file."""
+        return {**asdict(self), "sources": [dict(one) for one in self.sources]}
+
+
+def observe(seen: Observation, *, required: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Every claim about one server start. An arm that speculates always requires `speculation`."""
+    wanted = set(required)
+    if seen.server_info.get("speculative_algorithm"):
+        wanted.add("speculation")
+    claims = [_attention(seen), _speculation(seen), _graphs(seen), *_all_reduce(seen), _no_jit(seen),
+              *(_patch(seen, one) for one in seen.patches)]
+    return [{**one.as_dict(), "required": one.claim in wanted} for one in claims]
+
+
+def merge(old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Evidence over several server starts: for each claim and arm the worst state, with its own reasons."""
+    table: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in (*old, *new):
+        key = (str(one["claim"]), str(one["arm"]))
+        if key not in table or WORST.index(str(one["state"])) < WORST.index(str(table[key]["state"])):
+            table[key] = dict(one)
+    return list(table.values())
+
+
+def accept_lengths(log: Iterable[str], version: str = "") -> list[float]:
+    """Accept lengths of the decode lines, whatever stands around them; [] when no line says one: unknown, not 1."""
+    entry = next((one for one in contract.select("pattern", version) if one.name == "decode-accept"), None)
+    if entry is None or entry.pattern is None:
+        return []
+    return [float(found["length"]) for line in log if (found := entry.pattern.search(line))]
+
+
+def _attention(seen: Observation) -> Claim:
+    """The resolved backend is what the server chose after its own rules; a trace shows its kernels."""
+    info = seen.server_info
+    backend = str(info.get("decode_attention_backend") or info.get("attention_backend") or "")
+    if not backend:
+        return Claim("attention-backend", seen.arm, "unverified", "not reported", reason="/server_info does not say")
+    source = {"kind": "server_info", "ref": "attention_backend", "excerpt": backend}
+    if seen.trace is None or not seen.trace.on_gpu:
+        why = "no trace was taken" if seen.trace is None else "the trace holds no GPU kernels"
+        return Claim("attention-backend", seen.arm, "unverified", backend, reason=why, sources=(source,))
+    families = {one.backend: one.name for one in contract.select("kernel", seen.version, claim="attention-backend")}
+    if backend not in families:
+        return Claim("attention-backend", seen.arm, "unverified", backend, sources=(source,),
+                     reason=f"no kernel names are known for {backend}")
+    return _by_kernels(seen, "attention-backend", backend, families[backend], seen.trace, (source,))
+
+
+def _by_kernels(seen: Observation, claim: str, declared: str, family: str, trace: Summary,
+                sources: tuple[Mapping[str, str], ...]) -> Claim:
+    count = trace.families.get(family, 0)
+    rate = trace.per_step(family)
+    observed = f"{count} kernels in the trace" + (f", {rate:g} per step" if rate is not None else "")
+    nccl = trace.per_step("nccl-all-reduce")
+    if claim != "attention-backend" and nccl is not None:
+        observed += f"; {nccl:g} NCCL all-reduces per step"
+    source = {"kind": "trace", "ref": family, "excerpt": observed}
+    return Claim(claim, seen.arm, "active" if count else "inactive", declared, observed=observed,
+                 reason="" if count else "its kernels are not in the trace", sources=(*sources, source))
+
+
+def _speculation(seen: Observation) -> Claim:
+    """Per-request counts of the server; the decode lines of its log when those are missing."""
+    algorithm = seen.server_info.get("speculative_algorithm")
+    declared = f"{algorithm}, draft {seen.server_info.get('speculative_draft_model_path')}" if algorithm else "off"
+    effective = "the comparison itself" if algorithm else ""
+    length, kind, ref = seen.accept_length, "requests", "spec_verify_ct"
+    if length is None and (lines := accept_lengths(seen.log, seen.version)):
+        length, kind, ref = sum(lines) / len(lines), "log", f"accept len in {len(lines)} decode lines"
+    if not algorithm:
+        return Claim("speculation", seen.arm, "inactive", declared, reason="not asked for")
+    if length is None or seen.verify_rounds == 0:
+        state = "inactive" if seen.verify_rounds == 0 else "unverified"
+        why = "no verify round in any request" if seen.verify_rounds == 0 else "the server reports no accept length"
+        return Claim("speculation", seen.arm, state, declared, effective=effective, reason=why)
+    observed = f"accept length {length:.3f}"
+    source = {"kind": kind, "ref": ref, "excerpt": observed}
+    dead = length <= DEAD_DRAFT
+    return Claim("speculation", seen.arm, "inactive" if dead else "active", declared, observed=observed,
+                 effective=effective, reason="the draft contributes nothing" if dead else "", sources=(source,))
+
+
+def _graphs(seen: Observation) -> Claim:
+    """Share of decode lines that say that a graph was replayed."""
+    info = seen.server_info
+    if info.get("device") == "cpu":
+        return Claim("cuda-graphs", seen.arm, "unsupported", "on by default", reason="no CUDA device")
+    decode = (info.get("cuda_graph_config") or {}).get("decode") or {}
+    if info.get("disable_cuda_graph") or decode.get("backend") == "disabled":
+        return Claim("cuda-graphs", seen.arm, "inactive", "disabled", reason="not asked for")
+    entry = next((one for one in contract.select("pattern", seen.version) if one.name == "decode-graph"), None)
+    found = [(hit["graph"], line) for line in seen.log
+             if entry and entry.pattern and (hit := entry.pattern.search(line)) and "Decode batch" in line]
+    if not found:
+        return Claim("cuda-graphs", seen.arm, "unverified", "on", reason="no decode line in the log says")
+    yes = sum(graph == "True" for graph, _ in found)
+    observed = f"{yes} of {len(found)} decode lines"
+    eager = next((line for graph, line in found if graph != "True"), found[-1][1])
+    return Claim("cuda-graphs", seen.arm, "active" if yes == len(found) else "fallback", "on", observed=observed,
+                 reason="" if yes == len(found) else "some decode steps ran without a graph: batch above the largest "
+                 "captured size?", sources=(_line(eager, "decode line"),))
+
+
+def _all_reduce(seen: Observation) -> list[Claim]:
+    """The four ways around NCCL's all-reduce. On one GPU there is nothing to reduce."""
+    info = seen.server_info
+    pcie = str(seen.environment.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "")).lower() in {"1", "true", "yes"}
+    fusion = info.get("enable_flashinfer_allreduce_fusion") or info.get("flashinfer_allreduce_fusion_backend")
+    asked = {
+        "all-reduce-fusion": str(fusion) if fusion else "",
+        "torch-symmetric-memory": "on" if info.get("enable_torch_symm_mem") else "",
+        "custom-all-reduce": "" if info.get("disable_custom_all_reduce") else "on by default",
+        "pcie-ipc-all-reduce": "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE" if pcie else ""}
+    alone = int(info.get("tp_size") or 1) <= 1
+    return [_way(seen, claim, declared, alone=alone) for claim, declared in asked.items()]
+
+
+def _way(seen: Observation, claim: str, declared: str, *, alone: bool) -> Claim:
+    lines = {entry.state: line for entry in contract.select("pattern", seen.version, claim=claim)
+             for line in seen.log if entry.pattern and entry.pattern.search(line)}
+    worst = next((state for state in ("unsupported", "fallback") if state in lines), "")
+    if not declared:
+        note = f"not asked for; the server says: {lines[worst][:EXCERPT]}" if worst else "not asked for"
+        return Claim(claim, seen.arm, "inactive", "off", reason=note)
+    if alone:
+        return Claim(claim, seen.arm, "inactive", declared, reason="one GPU: nothing to reduce")
+    if worst:
+        return Claim(claim, seen.arm, worst, declared, observed="in effect: NCCL", sources=(_line(lines[worst]),),
+                     reason=lines[worst].strip()[:EXCERPT])
+    marker = next((one for one in seen.patches if one.marker and one.concern in _CONCERNS.get(claim, ())
+                   and (line := _find(seen.log, one.marker))), None)
+    if seen.trace is not None and seen.trace.on_gpu:
+        return _by_kernels(seen, claim, declared, claim_family(claim), seen.trace, ())
+    if "active" in lines or marker:
+        line = lines.get("active") or _find(seen.log, marker.marker if marker else "")
+        return Claim(claim, seen.arm, "active", declared, observed="the server says so while it sets it up",
+                     sources=(_line(line),))
+    if "setup" in lines:
+        return Claim(claim, seen.arm, "unverified", declared, observed="set up", sources=(_line(lines["setup"]),),
+                     reason="set up, and only a trace shows whether it is used")
+    why = "no trace was taken, and the log says nothing either way"
+    if not contract.select("pattern", seen.version, claim=claim):
+        why = f"no trace was taken, and no log lines are known for SGLang {seen.version or 'of unknown version'}"
+    return Claim(claim, seen.arm, "unverified", declared, reason=why)
+
+
+#: concerns of patches whose marker shows that a way is taken
+_CONCERNS: Mapping[str, tuple[str, ...]] = {
+    "torch-symmetric-memory": ("symm-mem",), "all-reduce-fusion": ("allreduce-fusion",)}
+
+
+def claim_family(claim: str) -> str:
+    """Name of the contract's kernel family that shows a claim."""
+    return next((one.name for one in contract.load() if one.kind == "kernel" and one.claim == claim), claim)
+
+
+def _no_jit(seen: Observation) -> Claim:
+    claim = "no-jit-while-measuring"
+    if seen.jit_files is None:
+        return Claim(claim, seen.arm, "unverified", "", reason="the cache folders were not compared")
+    observed = f"{seen.jit_files} new files in the kernel caches"
+    return Claim(claim, seen.arm, "inactive" if seen.jit_files else "active", "", observed=observed,
+                 reason="kernels were compiled in the measured window" if seen.jit_files else "")
+
+
+def _patch(seen: Observation, patch: Patch) -> Claim:
+    """A patch shows itself when its branch is reached: by the text that it writes to the log."""
+    claim, declared = f"patch {patch.package}/{patch.name}", f"in the image, sha256 {patch.sha256[:12]}"
+    if not patch.marker:
+        return Claim(claim, seen.arm, "unverified", declared, reason="the patch writes no marker")
+    if line := _find(seen.log, patch.marker):
+        return Claim(claim, seen.arm, "active", declared, observed="marker in the log",
+                     sources=(_line(line, "marker"),))
+    return Claim(claim, seen.arm, "unverified", declared, reason="its code was not reached, or says nothing")
+
+
+def _find(log: Iterable[str], text: str) -> str:
+    return next((line for line in log if text and text in line and "server_args=" not in line), "")
+
+
+def _line(line: str, ref: str = "log line") -> Mapping[str, str]:
+    return {"kind": "marker" if ref == "marker" else "log", "ref": ref, "excerpt": line.strip()[:EXCERPT]}
