@@ -27,3 +27,9 @@ def config_labels(registry: Registry, repository: str, config: Descriptor) -> di
     """The labels in an image's config."""
     content = json.loads(registry.blob(repository, config.digest))
     return dict((content.get("config") or {}).get("Labels") or {})
+
+
+def key_of(registry: Registry, repository: str, manifest: Manifest) -> str:
+    """The content key of an image; empty when it has none."""
+    config = config_of(registry, repository, manifest)
+    return config_labels(registry, repository, config).get(KEY_LABEL, "") if config else ""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from buildctl import results
 from buildctl.errors import NetworkError, Problem, TagExistsError, UsageError
-from buildctl.image_config import KEY_LABEL, config_labels, config_of
+from buildctl.image_config import key_of
 from buildctl.oci import Manifest
 from buildctl.reference import Reference
 from buildctl.registry import Registry
@@ -78,8 +78,7 @@ class Promoter:
             raise NetworkError(Problem("the registry answers with other bytes than asked for", str(source),
                                        manifest.digest, source.digest, "repeat, then suspect the registry"))
         if result is not None or require is not None:
-            config = config_of(registry, source.repository, manifest)
-            key = config_labels(registry, source.repository, config).get(KEY_LABEL, "") if config else ""
+            key = key_of(registry, source.repository, manifest)
             if result is None:
                 known = results.attached(registry, source.repository, manifest.digest)
                 results.check(known[-1] if known else None, require, key, str(source))

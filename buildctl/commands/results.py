@@ -12,6 +12,7 @@ from buildctl.cli import emit
 from buildctl.commands._options import json_option
 from buildctl.commands.promote import Clients, in_registry
 from buildctl.errors import Problem, UsageError
+from buildctl.image_config import key_of
 from buildctl.results import Result
 from buildctl.retry import Policy
 
@@ -20,16 +21,22 @@ from buildctl.retry import Policy
 @click.argument("reference", metavar="REGISTRY/IMAGE:TAG")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write each result's files to a folder of its own there.")
+@click.option("--attach", "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+              help="First attach the result in a benchmark's results folder.")
 @json_option
-def command(reference: str, out: Path | None, as_json: bool) -> None:
+def command(reference: str, out: Path | None, folder: Path | None, as_json: bool) -> None:
     """List the benchmark results attached to an image, the newest last."""
     source = in_registry(reference)
+    added = results.read(folder) if folder else None
     with ExitStack() as stack:
-        registry = Clients(stack, Policy(), "pull")(source.registry)
-        manifest = registry.head(source.repository, source.digest or source.tag)
+        registry = Clients(stack, Policy(), "pull,push" if folder else "pull")(source.registry)
+        manifest = registry.manifest(source.repository, source.digest or source.tag)
         if manifest is None:
             raise UsageError(Problem("no such image in the registry", reference, "", "an image that was pushed",
                                      "push it first, or correct the reference"))
+        if added is not None:
+            results.check(added, None, key_of(registry, source.repository, manifest), reference)
+            results.attach(registry, source.repository, manifest.descriptor, added)
         found = results.attached(registry, source.repository, manifest.digest)
     for result in found if out else ():
         assert out is not None

@@ -238,6 +238,23 @@ def test_no_result_at_all_is_refused(registry: Registry, proxy: FaultProxy) -> N
     assert "no results attached" in run(results.command, f"{proxy.host}/team/sglang:rc.1").err
 
 
+def test_a_result_is_attached_without_moving_any_tag(registry: Registry, proxy: FaultProxy, tmp_path: Path) -> None:
+    put_image(registry, "rc.1")
+    image = f"{proxy.host}/team/sglang:rc.1"
+    done = run(results.command, image, "--attach", str(put_result(tmp_path / "run", "loss")), "--json")
+    assert [one["verdict"] for one in done.json["results"]] == ["loss"]
+    foreign = put_result(tmp_path / "other", key="cd" * 32)
+    assert run(results.command, image, "--attach", str(foreign)).code == 7
+
+
+def test_an_index_without_an_image_has_no_key(registry: Registry, proxy: FaultProxy, tmp_path: Path) -> None:
+    index = Manifest(OCI_INDEX, json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}).encode())
+    registry.put_manifest("team/sglang", "empty", index)
+    done = promoting(f"{proxy.host}/team/sglang:empty", "--to", "x", "--result", str(put_result(tmp_path / "run")))
+    assert done.code == 7
+    assert "an image with a content key" in done.text
+
+
 def test_the_newest_attached_result_counts(registry: Registry, proxy: FaultProxy, tmp_path: Path) -> None:
     put_image(registry, "rc.1")
     image = f"{proxy.host}/team/sglang:rc.1"
