@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def read(path: Path) -> list[Mapping[str, Any]]:
         raise ValueError(f"{path.name} is no profiler trace: {error}") from error
 
 
-def summarize(events: list[Mapping[str, Any]], version: str = "", files: tuple[str, ...] = ()) -> Summary:
+def summarize(events: Sequence[Mapping[str, Any]], version: str = "", files: tuple[str, ...] = ()) -> Summary:
     """Count kernels, families, steps and graph launches; complete events (`ph` X) only."""
     kernels: Counter[str] = Counter()
     steps = profiler_steps = launches = 0
