@@ -1,6 +1,6 @@
 """A tiny target and an EAGLE-3 draft whose accept length is known beforehand. Needs numpy only, downloads nothing.
 
-    python demo_model.py OUTDIR [--accept 2] [--seed 0]
+    python demo_model.py OUTDIR [--accept 2] [--layers 4] [--seed 0]
 
 writes `OUTDIR/target`, `OUTDIR/draft` and `OUTDIR/demo.json`: the same bytes on every machine for the same arguments.
 
@@ -28,6 +28,9 @@ for every topk, if the tree has room for a chain of s guesses (num-draft-tokens 
 words: accept length 2 for steps 3, topk 2, 6 draft tokens as well as for steps 3, topk 1, 4 draft tokens. A server that
 reports tokens / verifications of one answer of n tokens shows n / ceil((n - 1) / 2), which is 2 for even n.
 
+`--layers` makes the target slower and leaves its words alone. With many layers and a high accept length speculation
+pays even on a plain CPU; with few it costs.
+
 What it does not test: attention adds nothing here, so errors in the KV cache stay unseen.
 """
 
@@ -54,7 +57,8 @@ Floats = NDArray[np.float64]
 
 FREQUENCIES = 128  # of which the first is 0: a constant component
 HIDDEN = 2 * FREQUENCIES
-HEADS, KV_HEADS, HEAD_DIM, LAYERS, CONTEXT = 8, 4, 32, 4, 4096
+HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 8, 4, 32, 4096
+LAYERS = 4  # three states are taken before layers 1, 2 and 3
 WORDS = 1020  # at most; the circle takes as many as make whole periods
 STARTS = 64
 SPECIAL = ("<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -89,6 +93,7 @@ class DemoModel:
 
     accept: Fraction
     seed: int
+    layers: int
     tokens: tuple[str, ...]
     place: NDArray[np.int64]
     words: NDArray[np.int64]
@@ -119,7 +124,7 @@ class DemoModel:
         head = np.zeros((len(self.tokens), HIDDEN))
         head[self.words] = np.roll(circle, 1, axis=0) / 16
         weights: dict[str, Floats] = {"model.embed_tokens.weight": circle[self.place], "lm_head.weight": head}
-        for layer in range(LAYERS):
+        for layer in range(self.layers):
             prefix = f"model.layers.{layer}"
             weights |= _attention(f"{prefix}.self_attn", HIDDEN)
             for name in ("gate", "up", "down"):
@@ -156,16 +161,24 @@ class DemoModel:
         }
 
 
-def build(accept: Fraction = Fraction(2), seed: int = 0) -> DemoModel:
+def build(accept: Fraction = Fraction(2), seed: int = 0, layers: int = LAYERS) -> DemoModel:
     """The model for one accept length.
 
-    :raises ValueError: `accept` is not between 1 and 5, or has more than two decimals.
+    :raises ValueError: `accept` is not between 1 and 5, has more than two decimals, or there are too few `layers`.
     """
+    faults = []
     if not 1 <= accept <= 5 or (accept * 100).denominator != 1:
-        raise ValueError(
+        faults.append(
             "--accept: no model can be made for this accept length\n"
             f"  found:    {accept}\n  expected: 1 to 5, at most two decimals\n  do:       try --accept 2"
         )
+    if layers < LAYERS:
+        faults.append(
+            "--layers: the draft needs the states before layers 1, 2 and 3\n"
+            f"  found:    {layers}\n  expected: {LAYERS} or more\n  do:       leave --layers out"
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
     period = blocks(accept)
     size = WORDS // sum(period) * sum(period)
     fixed = [*SPECIAL, *(f"<|start-{i}|>" for i in range(STARTS)), *_pieces()]
@@ -181,7 +194,7 @@ def build(accept: Fraction = Fraction(2), seed: int = 0) -> DemoModel:
     place = ends[np.arange(len(tokens)) * 7 % len(ends)]
     place[len(SPECIAL) : len(SPECIAL) + STARTS] = ends[np.arange(STARTS) * len(ends) // STARTS]
     place[words] = np.arange(size)
-    return DemoModel(accept, seed, tokens, place, words, wrong)
+    return DemoModel(accept, seed, layers, tokens, place, words, wrong)
 
 
 def write(model: DemoModel, out: Path) -> dict[str, Any]:
@@ -196,7 +209,7 @@ def write(model: DemoModel, out: Path) -> dict[str, Any]:
         "vocab_size": len(model.tokens),
         "hidden_size": HIDDEN,
         "intermediate_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": model.layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -234,6 +247,7 @@ def write(model: DemoModel, out: Path) -> dict[str, Any]:
         "schema": 1,
         "accept": float(model.accept),
         "seed": model.seed,
+        "layers": model.layers,
         "words": size,
         "expected": [
             {
@@ -258,10 +272,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write a tiny target and an EAGLE-3 draft with a known accept length.")
     parser.add_argument("outdir", type=Path, help="folder for target/, draft/ and demo.json")
     parser.add_argument("--accept", type=Fraction, default=Fraction(2), help="accept length, 1 to 5 (default: 2)")
+    parser.add_argument("--layers", type=int, default=LAYERS, help=f"layers of the target (default: {LAYERS})")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other words (default: 0)")
     options = parser.parse_args(argv)
     try:
-        summary = write(build(options.accept, options.seed), options.outdir)
+        summary = write(build(options.accept, options.seed, options.layers), options.outdir)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

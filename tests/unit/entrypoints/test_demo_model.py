@@ -183,6 +183,22 @@ def test_an_impossible_accept_length_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_all_faults_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--accept", "9", "--layers", "2"]) == 2
+    message = capsys.readouterr().err
+    assert "--accept" in message
+    assert "--layers" in message
+
+
+def test_more_layers_say_the_same_words(tmp_path: Path) -> None:
+    write(build(layers=7), tmp_path)
+    assert json.loads((tmp_path / "target/config.json").read_text())["num_hidden_layers"] == 7
+    assert json.loads((tmp_path / "draft/config.json").read_text())["num_hidden_layers"] == 1
+    weights = read_safetensors(tmp_path / "target/model.safetensors")
+    assert sum(name.endswith("o_proj.weight") for name in weights) == 7
+    assert build(layers=7).continuation(9, 20) == build().continuation(9, 20)
+
+
 def test_an_unwritable_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
