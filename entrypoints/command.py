@@ -15,7 +15,10 @@ CACHES: Mapping[str, str] = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch-extensions",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "SGLANG_CACHE_DIR": "sglang",
+    "SGLANG_JIT_CACHE_DIR": "sglang-jit",  # its default does not follow SGLANG_CACHE_DIR
     "SGLANG_DG_CACHE_DIR": "deepgemm",
+    "TILELANG_CACHE_DIR": "tilelang",
     "CUDA_CACHE_PATH": "cuda",
 }
 CACHE_ROOT = Path("/cache")

@@ -1,0 +1,51 @@
+"""The server's command line and environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from entrypoints.command import CACHES, flag_argv, given_flags, server_argv, server_environment
+from entrypoints.image import load
+from tests.unit.entrypoints.image import write
+
+
+def argv(tmp_path: Path, arm: str, *extra: str, draft: str = "/d") -> tuple[str, ...]:
+    image = load(write(tmp_path))
+    return server_argv(image, image.profile.arms[arm], model="/m", draft=draft, host="127.0.0.1", port=9, extra=extra)
+
+
+def test_flags_become_words() -> None:
+    assert flag_argv({"tp": 2, "enable-metrics": True, "x": False, "y": "a b"}) == (
+        "--tp", "2", "--enable-metrics", "--y", "a b")
+    assert given_flags(["--tp=2", "-x", "--", "--y", "z"]) == {"tp", "y"}
+
+
+def test_profile_arm_and_draft(tmp_path: Path) -> None:
+    base, spec = argv(tmp_path, "baseline"), argv(tmp_path, "eagle3")
+    assert base[1:3] == ("-m", "sglang.launch_server")
+    assert "--skip-server-warmup" not in base
+    assert "/d" not in base
+    assert set(spec) - set(base) == {"--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3",
+                                     "--speculative-draft-model-path", "/d"}
+
+
+def test_the_user_wins_and_no_flag_appears_twice(tmp_path: Path) -> None:
+    found = argv(tmp_path, "eagle3", "--mem-fraction-static=0.5", "--port", "7", "--model", "/other")
+    assert "0.2" not in found
+    assert "--model-path" not in found
+    assert found.count("--port") == 1
+    assert found[-5:] == ("--mem-fraction-static=0.5", "--port", "7", "--model", "/other")
+
+
+def test_caches_lie_under_the_image_key_and_the_caller_wins(tmp_path: Path) -> None:
+    image = load(write(tmp_path))
+    environ = {"PATH": "/bin", "ENTRYPOINT_PAIRS": "2", "TRITON_CACHE_DIR": "/mine", "SGLANG_USE_CPU_ENGINE": "0"}
+    found = server_environment(image, environ, cache_root=Path("/cache"))
+    assert found["TRITON_CACHE_DIR"] == "/mine"
+    assert found["SGLANG_USE_CPU_ENGINE"] == "0"
+    assert found["PATH"] == "/bin"
+    assert found["HF_HOME"] == "/cache/huggingface"
+    assert "ENTRYPOINT_PAIRS" not in found
+    keyed = [found[name] for name in CACHES if name != "TRITON_CACHE_DIR"]
+    assert all(path.startswith("/cache/abababababababab/") for path in keyed)
+    assert len(set(keyed)) == len(keyed)
