@@ -418,7 +418,8 @@ def _speculation_gate(name: str, spec: Mapping[str, Any], causes: list[str], not
 
 
 def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], *, evidence: Sequence[Record] = (),
-            arms_diff: Mapping[str, Any] | None = None, lossy: Mapping[str, Any] | None = None) -> dict[str, Any]:
+            arms_diff: Mapping[str, Any] | None = None, lossy: Mapping[str, Any] | None = None,
+            quantised: bool = False) -> dict[str, Any]:
     """Everything that the result says about the data. Blocks that are invalid for a cause do not enter the numbers."""
     usable = {block["index"] for block in blocks if block["validity"]["ok"]}
     rows = [row for row in requests if row["block"] in usable]
@@ -436,7 +437,9 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     controls = [arm["name"] for arm in plan["arms"] if arm.get("control")]
     _secondary([one for one in table[1:] if one["candidate"] not in controls], plan["margin"], alpha)
     primary = table[0] if table else {"verdict": "inconclusive", "ratio": None}
-    same = _equivalence(rows, (names[0], first), plan, lossy)
+    judged = [one for block in blocks for one in block.get("ties") or []]
+    limit = equivalence.TIE_GAP_QUANTISED if quantised else equivalence.TIE_GAP
+    same = _equivalence(rows, (names[0], first), plan, lossy, equivalence.ties(judged, limit))
     causes, notes = gates(plan, blocks, rows, evidence=evidence, same=same, arms_diff=arms_diff or {})
     noise = _noise(table, controls)
     if noise["significant"]:
@@ -466,11 +469,11 @@ def _secondary(table: Sequence[dict[str, Any]], margin: float, alpha: float) -> 
 
 
 def _equivalence(rows: Sequence[Record], names: Sequence[str], plan: Record,
-                 lossy: Mapping[str, Any] | None) -> dict[str, Any] | None:
+                 lossy: Mapping[str, Any] | None, tied: Mapping[str, Any] | None) -> dict[str, Any] | None:
     point = plan["load_points"][0]
     answers = {(row["arm"], row["block"], row["prompt_id"]): row["output_ids"] for row in rows
                if row["pass"] == 0 and row["concurrency"] == point and not row["error"]}
-    return equivalence.assess(answers, names[0], names[1], lossy)
+    return equivalence.assess(answers, names[0], names[1], lossy, tied)
 
 
 def _without_outliers(rows: Sequence[Record], plan: Record, primary: Mapping[str, Any],

@@ -16,6 +16,10 @@ import numpy as np
 HAZARD_FACTOR, HAZARD_LIMIT = 5.0, 5e-3
 #: alarm: share of prompts that split within the first tokens
 EARLY_TOKENS, EARLY_SHARE = 8, 0.05
+#: largest gap between the two best tokens (in nats) that rounding can bridge: bf16 logits between 16 and 32 are
+#: 0.125 apart, quantised weights twice as coarse; beyond the last value it is a defect
+TIE_GAP, TIE_GAP_QUANTISED, DEFECT_GAP = 0.25, 0.5, 1.0
+TIE_SHARE = 0.95
 #: an answer with less than this share of different bigrams, or of one token only, is garbage
 BIGRAM_SHARE, GARBAGE_TOKENS = 0.2, 16
 
@@ -63,13 +67,50 @@ def compare(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> dict[str, A
             "first_split_index": points and dict(zip(("p10", "p50", "p90"), points, strict=True))}
 
 
+def forks(base: Mapping[str, Sequence[int]], candidate: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Where answers to the same prompt split: common prefix and both next tokens; not where one just ends."""
+    found = []
+    for prompt, ids in base.items():
+        other = candidate.get(prompt, ())
+        at = split(ids, other)
+        if at is not None and at < min(len(ids), len(other)):
+            found.append({"prompt_id": prompt, "index": at, "prefix": list(ids[:at]), "base": ids[at],
+                          "candidate": other[at]})
+    return found
+
+
+def judge(fork: Mapping[str, Any], top: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """A fork with the baseline's two best tokens after the common prefix, as (logprob, token), best first.
+
+    `gap` is None when one of the two tokens that were taken is not among them: no rounding explains that.
+    """
+    tokens = [token for _, token in top[:2]]
+    near = {fork["base"], fork["candidate"]} <= set(tokens)
+    return {"prompt_id": fork["prompt_id"], "index": fork["index"], "base": fork["base"],
+            "candidate": fork["candidate"], "top": [[round(value, 5), token] for value, token in top[:2]],
+            "gap": round(top[0][0] - top[1][0], 5) if near else None}
+
+
+def ties(judged: Sequence[Mapping[str, Any]], limit: float) -> dict[str, Any] | None:
+    """Share of forks that are near-ties on the baseline; None when none was looked at."""
+    if not judged:
+        return None
+    gaps = [one["gap"] for one in judged]
+    near = sum(gap is not None and gap <= limit for gap in gaps)
+    known = [gap for gap in gaps if gap is not None]
+    defects = sum(gap is None or gap > DEFECT_GAP for gap in gaps)
+    return {"checked": len(gaps), "ok": near, "max_gap_nat": max(known, default=None), "limit_nat": limit,
+            "defects": defects, "passed": defects == 0 and near >= TIE_SHARE * len(gaps)}
+
+
 def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str, candidate: str,
-           lossy: Mapping[str, Any] | None = None) -> dict[str, Any]:
+           lossy: Mapping[str, Any] | None = None, tied: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Equivalence of two arms from answers by (arm, block, prompt).
 
     Base against base uses neighbouring blocks of the baseline; base against candidate the blocks of the same rank.
-    `lossy` holds switches that make speculation lossy by configuration. State: `equivalent`, `equivalent-up-to-ties`
-    (needs the tie test), `different`, `lossy-by-config`, `not-checked`.
+    `lossy` holds switches that make speculation lossy by configuration, `tied` the outcome of the tie test. State:
+    `equivalent`, `equivalent-up-to-ties` (every split looked at is a near-tie), `equivalent-within-noise` (splits are
+    rare, ties not looked at), `different`, `lossy-by-config`, `not-checked`.
     """
     blocks = {arm: sorted({block for name, block, _ in answers if name == arm}) for arm in (baseline, candidate)}
 
@@ -90,6 +131,11 @@ def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str,
                           f"two baseline starts {floor:.1e}")
         if against["early_split_share"] > EARLY_SHARE + (reference["early_split_share"] if reference else 0.0):
             alarms.append(f"{against['early_split_share']:.0%} of the answers split within {EARLY_TOKENS} tokens")
+    if tied and tied["defects"]:
+        alarms.append(f"{tied['defects']} of {tied['checked']} splits are no near-ties on the baseline: a defect, not "
+                      "rounding")
+    elif tied and tied["passed"]:  # explained token by token: how often it happens is then only a number
+        alarms = [alarm for alarm in alarms if "within" in alarm]
     if against is None:
         state = "not-checked"
     elif lossy:
@@ -99,6 +145,6 @@ def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str,
     elif against["splits"] == 0:
         state = "equivalent"
     else:
-        state = "equivalent-within-noise"
+        state = "equivalent-up-to-ties" if tied and tied["passed"] else "equivalent-within-noise"
     return {"state": state, "lossy_flags": dict(lossy or {}), "aa": reference, "ab": against, "alarms": alarms,
-            "ties": None, "task": None}
+            "ties": dict(tied) if tied else None, "task": None}

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints import analyse, client, prompts, telemetry
+from entrypoints import analyse, client, contract, equivalence, evidence, prompts, telemetry, trace
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
+from entrypoints.image import Patch
 from entrypoints.plan import Arm, resolved
+from entrypoints.probe import NoAnswer
 from entrypoints.readiness import Expect, wait_ready
 from entrypoints.supervise import Launch, Server
 
@@ -46,6 +48,12 @@ class Task:
     ready_seconds: float | None
     grace: float
     api_key: str = ""
+    #: the image's patches, whose markers are looked for in the log
+    patches: Sequence[Patch] = ()
+    #: where to put a profiler trace, taken after the measurement; None for no trace
+    trace: Path | None = None
+    #: splits between the arms to look at on this (baseline) server, see `equivalence.forks`
+    forks: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
@@ -132,6 +140,9 @@ class _Measuring:
         self.host, self.port = "127.0.0.1", task.launch.port
         self.spans: list[tuple[float, float]] = []
         self.tokens = 0
+        self.rows: list[dict[str, Any]] = []
+        self.meta: Mapping[str, Any] = {}
+        self.version = str(outcome.server_info.get("version") or task.plan["image"]["packages"].get("sglang", ""))
 
     def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
         plan, task = self.task.plan, self.task
@@ -153,6 +164,9 @@ class _Measuring:
         if grown:
             self.causes.append(f"{len(grown)} kernels were compiled while measuring, first {min(grown)}")
         self.record["server_info_after"] = self._thresholds()
+        self.record["ties"] = asyncio.run(self._ties(rendered))
+        self.record["evidence"] = self._evidence(len(grown))
+        self.record["contract"] = self._contract()
 
     def _generate(self, jobs: Sequence[client.Job], concurrency: int,
                   done: list[tuple[client.Job, client.Raw]] | None = None) -> client.Load:
@@ -182,6 +196,7 @@ class _Measuring:
                 load = self._generate(jobs, point)
                 rows = [client.record(job, raw, self.task.origin) for job, raw in load.raws]
                 good = [row for row in rows if analyse.measurable(row)]
+                self.meta = self.meta or client.final_meta(load.raws[0][1])
                 if not good:
                     self._check_requests(rows)
                     why = rows[0]["error"] or "answers of one token"
@@ -221,6 +236,7 @@ class _Measuring:
                            "pass": number, "concurrency": point, **rows[-1]})
         self.spans.append((begin, time.perf_counter() - self.task.origin))
         self.tokens += sum(row["n_tokens_server"] or 0 for row in rows)
+        self.rows += rows
         self._check_requests(rows)
         hits = [row for row in rows if (row["cached_tokens"] or 0) > shared[row["prompt_id"]]]
         if hits:
@@ -248,6 +264,47 @@ class _Measuring:
     def _compiled(self) -> frozenset[str]:
         return frozenset(found for name in JIT_CACHES
                          for found in _files(Path(self.task.launch.env.get(name, "/nonexistent"))))
+
+    def _evidence(self, jit_files: int) -> list[dict[str, Any]]:
+        """What this start shows for each claim; the trace is taken now, when nothing is measured any more."""
+        summary = None
+        if self.task.trace is not None:
+            try:
+                summary = trace.take(self.port, self.task.trace, version=self.version, gpu=True,
+                                     api_key=self.task.api_key, while_waiting=self.server.check)
+            except NoAnswer as error:
+                self.say(f"no trace: {error}")
+        spec = analyse.speculation(self.rows)
+        return evidence.observe(evidence.Observation(
+            arm=self.task.arm.name, version=self.version, server_info=self.outcome.server_info,
+            environment=self.task.launch.env, log=self.server.log.everything(), patches=self.task.patches,
+            accept_length=spec["accept_length"], verify_rounds=spec["verify_rounds"], jit_files=jit_files,
+            trace=summary), required=self.task.plan["required_evidence"])
+
+    def _contract(self) -> list[dict[str, Any]]:
+        """What this server should report by the contract and does not."""
+        missing = contract.missing_live(
+            self.version, server_info=self.outcome.server_info, meta_info=self.meta or None,
+            conditions=("speculative",) if self.task.arm.speculative else ())
+        for one in missing:
+            self.say(f"contract: {one.where}.{one.name} is absent in SGLang {self.version}: "
+                     f"{', '.join(one.consumers)} unavailable")
+        return [one.as_dict() for one in missing]
+
+    async def _ties(self, rendered: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+        """Teacher-force the common prefix and ask for the two best next tokens; what fails is left out."""
+        judged = []
+        for fork in self.task.forks:
+            body = {"input_ids": [*rendered[fork["prompt_id"]], *fork["prefix"]], "return_logprob": True,
+                    "top_logprobs_num": 2, "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
+            try:
+                response = await client.call(self.host, self.port, "POST", "/generate", body, stall=self.task.stall,
+                                             api_key=self.task.api_key)
+                top = json.loads(response.text)["meta_info"]["output_top_logprobs"][0]
+                judged.append(equivalence.judge(fork, [(float(one[0]), int(one[1])) for one in top]))
+            except (ValueError, KeyError, IndexError, TypeError, client.StalledError) as error:
+                self.say(f"split of {fork['prompt_id']} not looked at: {error}")
+        return judged
 
     def _thresholds(self) -> dict[str, Any]:
         """Acceptance thresholds after the measurement: they can be changed while a server runs."""

@@ -148,9 +148,9 @@ def distributions(curves: Sequence[tuple[str, Sequence[float]]], name: str) -> s
     parts = []
     for place, (label, values) in enumerate(curves):
         kind = f"curve{place % 4}"
+        row = height - 14 * (len(curves) - place) - 2  # lower right: curves end in the upper right
         parts += [path([(x(value), y(100.0 * step / (len(values) - 1))) for step, value in enumerate(values)], kind),
-                  line(WIDTH - 130, TOP + 14 * place + 6, WIDTH - 112, TOP + 14 * place + 6, kind),
-                  text(WIDTH - 106, TOP + 14 * place + 10, label)]
+                  line(WIDTH - 130, row + 2, WIDTH - 112, row + 2, kind), text(WIDTH - 106, row + 6, label)]
     return svg(height + BOTTOM, [*parts, *x_axis(x, height, name), *y_axis(y, LEFT, "requests", "{:g} %".format)], name)
 
 

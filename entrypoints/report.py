@@ -76,6 +76,8 @@ def _reasons(result: Result) -> str:
     verdict = result["verdict"]
     lines = [f"- **invalid**: {cause}" for cause in verdict["invalid_causes"]]
     lines += [f"- note: {note}" for note in verdict["reasons"]]
+    lines += [f"- contract: {one['name']} is absent, unavailable: {', '.join(one['consumers'])}"
+              for one in result["software"].get("contract", {}).get("missing_fields", [])]
     lines += [f"- left out: block {one['block']} ({one['arm']}): {'; '.join(one['causes'])}"
               for one in verdict["excluded_blocks"]]
     return "\n".join(lines)
@@ -197,6 +199,10 @@ def environment_rows(result: Result) -> list[tuple[object, ...]]:
     rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
     rows += [(f"GPU {index}", f"{one['name']}, compute capability {one['cc']}, {one['power_limit_w']:.0f} W")
              for index, one in enumerate(result["machine"].get("gpus") or [])]
+    rows += [(f"client, {one['streams']} streams",
+              f"adds {number(one['added_ms']['p50'])} ms (p99 {number(one['added_ms']['p99'])} ms) to a time, "
+              f"{one['cpu_us_per_chunk']:.0f} us of CPU for a chunk (null server)")
+             for one in result.get("client_calibration", [])]
     forced = result["arms_diff"].get("allowed", {})
     rows += [(f"differs: {key}", f"{pair[0]} / {pair[1]}") for key, pair in forced.items()]
     return rows

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints import analyse, records
+from entrypoints import evidence as evidence_of
 from entrypoints.errors import VERDICT_CODES, BadConfig, Problem
 from entrypoints.plan import digest
 
@@ -32,8 +33,15 @@ def assemble(folder: Path) -> dict[str, Any]:
     requests = records.lines(folder / records.REQUESTS)
     arguments = context.get("resolved_server_args", {})
     lossy = _lossy(plan, arguments, blocks)
-    evidence = [*context.get("evidence", []), *_speculation(plan, blocks, requests, arguments)]
-    found = analyse.analyse(plan, blocks, requests, evidence=evidence, arms_diff=context.get("arms_diff"), lossy=lossy)
+    claims: list[dict[str, Any]] = []
+    for block in blocks:
+        if block["validity"]["ok"]:
+            claims = evidence_of.merge(claims, block.get("evidence") or [])
+    evidence = [one for one in claims if one["claim"] != "speculation"]
+    evidence += _speculation(plan, blocks, requests, arguments)
+    quantised = any(table.get("quantization") for table in arguments.values())
+    found = analyse.analyse(plan, blocks, requests, evidence=evidence, arms_diff=context.get("arms_diff"), lossy=lossy,
+                            quantised=quantised)
     verdict = found.pop("verdict")
     summaries = found.pop("arms")
     status = context.get("status", "running")
@@ -49,7 +57,8 @@ def assemble(folder: Path) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION, "run_id": plan["run_id"], "started_at": context.get("started_at"),
         "ended_at": context.get("ended_at"), "status": status, "exit_code": VERDICT_CODES[verdict["class"]],
         "raw_sha256": _raw_digest(folder), "plan": plan, "looks_taken": context.get("looks_taken", []),
-        "software": context.get("software", {}), "machine": context.get("machine", {}),
+        "software": {**context.get("software", {}), "contract": _contract(blocks)},
+        "machine": context.get("machine", {}),
         "arms": {arm["name"]: {**arm, "resolved_server_args": arguments.get(arm["name"], {}),
                                "load_points": summaries[arm["name"]]} for arm in plan["arms"]},
         "arms_diff": context.get("arms_diff", {}), "settings": context.get("settings", []),
@@ -58,7 +67,8 @@ def assemble(folder: Path) -> dict[str, Any]:
                     "temperature": plan["temperature"]},
         "blocks": blocks, "requests_file": {"path": records.REQUESTS, "count": len(requests),
                                             "sha256": records.file_digest(folder / records.REQUESTS)},
-        "evidence": evidence, "limit": context.get("limit"), **found, "verdict": verdict}
+        "evidence": evidence, "limit": context.get("limit"),
+        "client_calibration": context.get("client_calibration", []), **found, "verdict": verdict}
 
 
 def _raw_digest(folder: Path) -> str:
@@ -66,6 +76,12 @@ def _raw_digest(folder: Path) -> str:
     names = (records.PLAN, records.BLOCKS, records.REQUESTS)
     return hashlib.sha256("".join(f"{name} {records.file_digest(folder / name)}\n" for name in names).encode()
                           ).hexdigest()
+
+
+def _contract(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What some server start should have reported and did not."""
+    missing = {one["name"]: one for block in blocks for one in block.get("contract") or []}
+    return {"ok": not missing, "missing_fields": [missing[name] for name in sorted(missing)]}
 
 
 def _lossy(plan: Mapping[str, Any], arguments: Mapping[str, Mapping[str, Any]],

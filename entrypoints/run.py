@@ -13,7 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoints import health, measure, models, page, plan, prompts, records, report, result, telemetry
+from entrypoints import (
+    calibrate,
+    equivalence,
+    health,
+    measure,
+    models,
+    page,
+    plan,
+    prompts,
+    records,
+    report,
+    result,
+    telemetry,
+)
 from entrypoints.command import server_environment
 from entrypoints.errors import (
     VERDICT_CODES,
@@ -36,6 +49,8 @@ RERUNS = 2
 #: before anything is known: seconds of a start and tokens per second of one stream
 ASSUMED_START, ASSUMED_RATE = 120.0, 60.0
 BEAT = 2.0
+#: splits looked at in one server start
+FORKS = 32
 SETTLED = frozenset({"win", "loss", "equivalent"})
 
 
@@ -180,6 +195,8 @@ class Runner:
                  f"{ASSUMED_START:.0f} s and a stream makes {ASSUMED_RATE:.0f} tok/s (better after the first start)")
         self.pulse.start()
         try:
+            if not self.context.get("client_calibration"):
+                self.context["client_calibration"] = calibrate.measure(sorted(set(self.plan["load_points"])))
             self._measure()
         except Terminated as stop:
             self._end("aborted", str(stop))
@@ -232,7 +249,9 @@ class Runner:
         task = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
             origin=self.begin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
-            grace=self.settings.grace_seconds, api_key=self.settings.api_key)
+            grace=self.settings.grace_seconds, api_key=self.settings.api_key,
+            forks=self._forks() if arm is self.arms[0] else (), patches=self.image.patches,
+            trace=self._trace_folder(name))
         requests = self.folder / records.REQUESTS
         outcome = measure.run(task, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
@@ -246,6 +265,28 @@ class Runner:
         if failed:
             self.say(f"  {name}: {failed} requests failed")
         return outcome.record, outcome.fatal is not None or failed > 0
+
+    def _trace_folder(self, name: str) -> Path | None:
+        """One trace for each arm, and only where there are GPU kernels to see."""
+        folder = self.folder / f"trace-{name}"
+        return None if self.image.cuda is None or folder.exists() else folder
+
+    def _forks(self) -> list[dict[str, Any]]:
+        """Splits between the primary arms in the pairs so far, at most `FORKS`, not yet looked at."""
+        blocks = records.lines(self.folder / records.BLOCKS)
+        usable = {block["index"]: block["pair"] for block in blocks if block["validity"]["ok"]}
+        known = {(one["prompt_id"], one["index"]) for block in blocks for one in block.get("ties") or []}
+        point, end = self.plan["load_points"][0], self.plan["primary_endpoint"]
+        answers: dict[tuple[str, int], dict[str, list[int]]] = {}
+        for row in records.lines(self.folder / records.REQUESTS):
+            if row["block"] in usable and row["pass"] == 0 and row["concurrency"] == point and not row["error"]:
+                answers.setdefault((row["arm"], row["pair"]), {})[row["prompt_id"]] = row["output_ids"]
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for pair in sorted(set(usable.values())):
+            for fork in equivalence.forks(answers.get((end["baseline"], pair), {}),
+                                          answers.get((end["candidate"], pair), {})):
+                found.setdefault((fork["prompt_id"], fork["index"]), fork)
+        return [fork for key, fork in found.items() if key not in known][:FORKS]
 
     def _on_ready(self, arm: plan.Arm) -> Any:
         """Refuse a server whose resolved arguments or rendered prompts are not those of the comparison."""

@@ -123,6 +123,8 @@ def summarise(samples: Sequence[Sample], spans: Iterable[tuple[float, float]], *
     seconds = sum(high - low for low, high in spans)
     readings = [one for one, _ in inside]
     result: dict[str, Any] = {"samples": len(readings), "cpu_percent": _mean(one["cpu_percent"] for one in readings),
+                              "load_1m": _mean(one["load_1m"] for one in readings),
+                              "cores": len(os.sched_getaffinity(0)),
                               "used_gb_max": max((one["used_gb"] for one in readings), default=None), "gpus": []}
     mine = set(own)
     count = max((len(one["gpus"]) for one in samples), default=0)
@@ -185,6 +187,8 @@ def causes(summary: Mapping[str, Any]) -> list[str]:
 def warnings(summary: Mapping[str, Any]) -> list[str]:
     """What a reader should know and what spoils nothing."""
     found = []
+    if not summary["gpus"] and (summary["load_1m"] or 0.0) > summary["cores"] + 0.5:
+        found.append(f"the machine was busy with other work as well: load above its {summary['cores']} cores")
     for index, card in enumerate(summary["gpus"]):
         power, limit, load = card["power_w"]["mean"], card["limit_w"], card["util"]
         if power and limit and load and load >= SPIN_UTIL and power < SPIN_POWER * limit:

@@ -9,7 +9,8 @@ The variable SIM_SERVER names a JSON file:
 Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens/s of one stream; `at` {concurrency:
 rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor]; `warm_factor` speed-up for a prompt
 seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`; `split` chance per token of another
-token; `info` entries of /server_info; `log` lines; `error_after`, `die_after`, `hang_after` requests; `length` factor.
+token, `tie_gap` nats between the two best there; `info` entries of /server_info; `log` lines; `error_after`,
+`die_after`, `hang_after` requests; `length` factor.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Sim:
         if dice.random() < share:
             self.factor *= other
         self.seen: dict[str, int] = {}
+        self.asked: set[str] = set()
         self.running = 0
         self.served = 0
         self.dice = random.Random(config.get("seed", 1) * 31 + self.number)
@@ -78,17 +80,26 @@ class Sim:
         return {"model_path": self.flags["model_path"], "version": "0.5.23", "speculative_algorithm": None,
                 **self.flags, "disable_overlap_schedule": self.speculative, "internal_states": [state], **extra}
 
+    def prompts_seen(self, ids: list[int]) -> tuple[list[int], int]:
+        """The longest prompt seen that these ids begin with, and how many tokens follow it."""
+        known = [json.loads(key) for key in self.asked if ids[:len(json.loads(key))] == json.loads(key)]
+        prompt = max(known, key=len)
+        return prompt, len(ids) - len(prompt)
+
+    def true_ids(self, prompt: list[int], count: int) -> list[int]:
+        dice = random.Random(hashlib.sha256(json.dumps(prompt).encode()).hexdigest())
+        return [dice.randrange(10, TOKENS) for _ in range(count)]
+
     def ids(self, prompt: list[int], count: int) -> list[int]:
         if self.arm.get("garbage") and self.served:
             return [7] * count
-        dice = random.Random(hashlib.sha256(json.dumps(prompt).encode()).hexdigest())
         split = self.arm.get("split", 0.0)
         made = []
         off = 0
-        for _ in range(count):
+        for token in self.true_ids(prompt, count):
             if split and self.dice.random() < split:
                 off = 1
-            made.append((dice.randrange(10, TOKENS) + off) % TOKENS)
+            made.append((token + off) % TOKENS)
         return made
 
     def rate(self, seen: bool) -> float:
@@ -100,6 +111,7 @@ class Sim:
         wanted = int(body["sampling_params"]["max_new_tokens"] * self.arm.get("length", 1.0))
         ids = self.ids(prompt, max(2, wanted))
         key = json.dumps(prompt)
+        self.asked.add(key)
         cached = self.seen.get(key, 0)
         self.seen[key] = len(prompt) - 1
         self.served += 1
@@ -171,6 +183,13 @@ class Sim:
             plain(200, {"tokens": [0, 3, *(ord(letter) % TOKENS for letter in text)], "count": len(text)})
         elif path == "/flush_cache":
             plain(self.flush(), "Cache flushed.")
+        elif path == "/generate" and body.get("return_logprob"):
+            # the baseline's own next token is the best, the one that a split takes instead is second
+            prompt, told = self.prompts_seen(body["input_ids"])
+            best = self.true_ids(prompt, told + 1)[told]
+            second = (best + 1) % TOKENS if "tie_gap" in self.arm else 3
+            gap = float(self.arm.get("tie_gap", 0.1))
+            plain(200, {"meta_info": {"output_top_logprobs": [[[-0.5, best, None], [-0.5 - gap, second, None]]]}})
         elif path == "/generate":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
                          b"Connection: close\r\n\r\n")

@@ -60,3 +60,30 @@ def test_lossy_switches_and_missing_answers_have_states_of_their_own() -> None:
     same = answers(base=[[TEXT]], spec=[[TEXT]])
     assert equivalence.assess(same, "base", "spec", {"threshold": 0.9})["state"] == "lossy-by-config"
     assert equivalence.assess(answers(base=[[TEXT]]), "base", "spec")["state"] == "not-checked"
+
+
+def test_a_fork_is_a_near_tie_only_when_both_tokens_lead_on_the_baseline() -> None:
+    fork = equivalence.forks({"p": [1, 2, 3], "q": [1, 2], "r": [5]}, {"p": [1, 9, 3], "q": [1, 2, 7], "r": [5]})
+    assert fork == [{"prompt_id": "p", "index": 1, "prefix": [1], "base": 2, "candidate": 9}]
+    near = equivalence.judge(fork[0], [(-0.6, 2), (-0.7, 9)])
+    assert near["gap"] == pytest.approx(0.1)
+    far = equivalence.judge(fork[0], [(-0.6, 2), (-0.7, 8)])
+    assert far["gap"] is None
+    wide = equivalence.judge(fork[0], [(-0.1, 9), (-2.0, 2)])
+    assert equivalence.ties([], 0.25) is None
+    assert equivalence.ties([near] * 20, 0.25) == {"checked": 20, "ok": 20, "max_gap_nat": pytest.approx(0.1),
+                                                   "limit_nat": 0.25, "defects": 0, "passed": True}
+    for bad in (far, wide):
+        found = equivalence.ties([near] * 30 + [bad], 0.25)
+        assert found is not None
+        assert (found["defects"], found["passed"]) == (1, False)
+
+
+def test_splits_that_are_all_near_ties_are_equivalent_and_a_defect_is_not() -> None:
+    both = answers(base=[[TEXT, TEXT], [TEXT, TEXT]], spec=[[changed(20), changed(30)]])
+    tied = {"checked": 2, "ok": 2, "defects": 0, "passed": True}
+    assert equivalence.assess(both, "base", "spec", tied=tied)["state"] == "equivalent-up-to-ties"
+    defect = {**tied, "defects": 1, "passed": False}
+    assert equivalence.assess(both, "base", "spec", tied=defect)["state"] == "different"
+    early = answers(base=[[TEXT, TEXT]], spec=[[changed(2), changed(3)]])
+    assert equivalence.assess(early, "base", "spec", tied=tied)["state"] == "different"
