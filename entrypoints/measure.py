@@ -270,7 +270,8 @@ class _Measuring:
         summary = None
         if self.task.trace is not None:
             try:
-                summary = trace.take(self.port, self.task.trace, version=self.version, gpu=True,
+                summary = trace.take(self.port, self.task.trace, version=self.version,
+                                     gpu=self.task.plan["image"]["cuda"] is not None,
                                      api_key=self.task.api_key, while_waiting=self.server.check)
             except NoAnswer as error:
                 self.say(f"no trace: {error}")

@@ -259,8 +259,8 @@ def warm_up(image: Image, settings: Settings) -> dict[str, Any]:
 
 
 def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, run_id: str,
-         created: str) -> dict[str, Any]:
-    """The plan as a JSON document with its own hash under `sha256`."""
+         created: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The plan as a JSON document with its own hash under `sha256`; `more` are entries of a sweep."""
     at, alpha = looks(settings)
     blocks = order([arm.name for arm in made], at[-1], settings.seed)
     document: dict[str, Any] = {
@@ -284,8 +284,10 @@ def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, r
         "effort": settings.effort, "looks": list(at), "max_pairs": at[-1], "alpha_total": ALPHA,
         "alpha_per_look": alpha, "margin": settings.margin, "order_seed": settings.seed,
         "order": [[block.index, block.pair, block.arm] for block in blocks],
-        "required_evidence": ["speculation"] if any(arm.speculative for arm in made) else [],
+        "required_evidence": sorted({*settings.require, *(["speculation"] if any(arm.speculative for arm in made)
+                                                          else [])}),
     }
+    document.update(more or {})
     document["sha256"] = digest(document)
     return document
 

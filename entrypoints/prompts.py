@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -126,6 +127,22 @@ def _prompt(row: object, number: str) -> Prompt:
     if not messages:
         raise ValueError("no user message")
     return Prompt(name, stratum, tuple(messages))
+
+
+def half(pack: Pack, which: int) -> Pack:
+    """Every second prompt of each stratum: 0 for choosing, 1 for confirming; the two have no prompt in common."""
+    kept = []
+    seen: dict[str, int] = {}
+    for prompt in pack.measured:
+        place = seen.get(prompt.stratum, 0)
+        seen[prompt.stratum] = place + 1
+        if place % 2 == which:
+            kept.append(prompt)
+    if not kept:
+        raise BadConfig(Problem(what="too few prompts to choose on one half and confirm on the other",
+                                where=pack.name, found=f"{len(pack.measured)} prompts",
+                                expected="at least two in a stratum"))
+    return dataclasses.replace(pack, name=f"{pack.name}, half {which + 1} of 2", measured=tuple(kept))
 
 
 def order(pack: Pack, seed: int | Sequence[int]) -> tuple[Prompt, ...]:

@@ -60,7 +60,11 @@ def benchmark(settings: Settings, image: Image, *, environ: Mapping[str, str] = 
 
     Raises the errors of `errors`; `Terminated` passes through after the servers are gone and the files are written.
     """
-    runner = Runner(image, settings, environ, err or sys.stderr)
+    if settings.sweep and not settings.resume:
+        from entrypoints import sweep
+        runner = sweep.confirm(settings, image, environ, err or sys.stderr)
+    else:
+        runner = Runner(image, settings, environ, err or sys.stderr)
     runner.go()
     return _finish(runner.folder, settings, out or sys.stdout)
 
@@ -127,8 +131,11 @@ def publish(folder: Path) -> dict[str, Any]:
 class Runner:
     """One benchmark run and its folder."""
 
-    def __init__(self, image: Image, settings: Settings, environ: Mapping[str, str], err: TextIO) -> None:
+    def __init__(self, image: Image, settings: Settings, environ: Mapping[str, str], err: TextIO, *,
+                 half: int | None = None, selection: Mapping[str, Any] | None = None) -> None:
         self.image = image
+        self.half = half
+        self.selection = selection
         self.environ = environ
         self.err = err
         self.begin = time.perf_counter()
@@ -142,9 +149,12 @@ class Runner:
             raise InputMissing(wrong)
         self.arms = plan.arms(image, settings)
         self.by_name = {arm.name: arm for arm in self.arms}
-        self.pack = _pack(settings)
         if settings.resume:
-            self.plan = self._same_plan()
+            stored = records.document(self.folder / records.PLAN)
+            self.half, self.selection = stored.get("half"), stored.get("selection")
+        self.pack = _pack(settings) if self.half is None else prompts.half(_pack(settings), self.half)
+        if settings.resume:
+            self.plan = self._same_plan(stored)
         else:
             self.plan = self._new_plan()
         self.pulse = _Pulse()
@@ -154,7 +164,7 @@ class Runner:
     def _new_plan(self) -> dict[str, Any]:
         now = _now()
         run_id = f"{now.replace('-', '').replace(':', '')}-{secrets.token_hex(2)}"
-        document = plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=now)
+        document = self._make(run_id, now)
         self.folder = records.create(Path(self.settings.results), run_id)
         records.write(self.folder / records.PLAN, records.dump(document))
         self.context = {
@@ -166,10 +176,12 @@ class Runner:
         self._save_context()
         return document
 
-    def _same_plan(self) -> dict[str, Any]:
-        stored = records.document(self.folder / records.PLAN)
-        again = plan.make(self.image, self.settings, self.arms, self.pack, run_id=stored["run_id"],
-                          created=stored["created_at"])
+    def _make(self, run_id: str, created: str) -> dict[str, Any]:
+        more = {key: value for key, value in (("half", self.half), ("selection", self.selection)) if value is not None}
+        return plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=created, more=more)
+
+    def _same_plan(self, stored: dict[str, Any]) -> dict[str, Any]:
+        again = self._make(stored["run_id"], stored["created_at"])
         wrong = plan.difference(stored, again)
         wrong.pop("sha256", None)
         if wrong:
@@ -267,9 +279,9 @@ class Runner:
         return outcome.record, outcome.fatal is not None or failed > 0
 
     def _trace_folder(self, name: str) -> Path | None:
-        """One trace for each arm, and only where there are GPU kernels to see."""
+        """One trace for each arm, when asked for."""
         folder = self.folder / f"trace-{name}"
-        return None if self.image.cuda is None or folder.exists() else folder
+        return folder if self.settings.trace and not folder.exists() else None
 
     def _forks(self) -> list[dict[str, Any]]:
         """Splits between the primary arms in the pairs so far, at most `FORKS`, not yet looked at."""

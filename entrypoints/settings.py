@@ -44,6 +44,8 @@ class Settings:
     port: int = _option(30000, "serve: port to listen on (benchmark takes free ones)", at_least=1)
     serve_arm: str = _option("baseline", "serve: which arm of the profile to run")
     arm: tuple[str, ...] = _option((), "arm to compare, NAME or NAME=FLAGS; the first is the baseline", many=True)
+    sweep: tuple[str, ...] = _option((), "EAGLE-3 setting to try, STEPS,TOPK,DRAFT_TOKENS; the best one is then "
+                                     "confirmed on other prompts and fresh starts", many=True)
     pairs: int = _option(0, "pairs of server starts; 0: what the effort says", at_least=0)
     passes: int = _option(2, "measured passes over the prompts in each server start", at_least=1)
     prompts: str = _option("", "JSONL file of chat prompts; empty: the shipped pack")

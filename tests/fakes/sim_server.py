@@ -7,10 +7,10 @@ The variable SIM_SERVER names a JSON file:
     {"state": DIR, "seed": 1, "arms": {"baseline": {...}, "eagle3": {...}}}
 
 Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens/s of one stream; `at` {concurrency:
-rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor]; `warm_factor` speed-up for a prompt
-seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`; `split` chance per token of another
-token, `tie_gap` nats between the two best there; `info` entries of /server_info; `log` lines; `error_after`,
-`die_after`, `hang_after` requests; `length` factor.
+rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor];
+`warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
+`split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
+`log` lines; `error_after`, `die_after`, `hang_after` requests; `length` factor.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Sim:
 
     def rate(self, seen: bool) -> float:
         rate = float(self.arm.get("at", {}).get(str(self.running), self.arm.get("rate", 400.0)))
+        rate = float(self.arm.get("by_steps", {}).get(str(self.flags.get("speculative_num_steps")), rate))
         return rate * float(self.factor) * (float(self.arm.get("warm_factor", 1.0)) if seen else 1.0)
 
     async def generate(self, body: dict[str, Any], write: Any) -> None:

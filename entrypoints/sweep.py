@@ -1,0 +1,89 @@
+"""Find the best EAGLE-3 setting without fooling oneself: choose on one half of the prompts, confirm on the other.
+
+The best of several noisy numbers is too good by chance. So the choice is made from one start of each setting, and its
+numbers are thrown away for the verdict: the chosen setting meets the baseline in fresh starts, on prompts that had no
+part in the choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from entrypoints import analyse, records, run
+from entrypoints.errors import Invalid, Problem, Usage
+from entrypoints.image import Image
+from entrypoints.settings import Settings
+
+NAMES = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
+
+
+def parse(settings: Settings, image: Image) -> dict[str, str]:
+    """Name to flags of each setting of the sweep. Raises `Usage` with every bad one."""
+    base = next((dict(flags) for flags in image.profile.arms.values() if "speculative-algorithm" in flags),
+                {"speculative-algorithm": "EAGLE3"})
+    found: dict[str, str] = {}
+    problems = []
+    for text in settings.sweep:
+        parts = text.replace(",", " ").split()
+        numbers = [int(part) for part in parts if part.isdigit()]
+        if len(parts) != 3 or len(numbers) != 3 or 0 in numbers:
+            problems.append(Problem(what=f"bad setting {text}", where="--sweep", expected="STEPS,TOPK,DRAFT_TOKENS",
+                                    todo="for instance --sweep 3,1,4 --sweep 5,4,8"))
+            continue
+        steps, topk, tokens = numbers
+        if topk == 1 and tokens != steps + 1:
+            problems.append(Problem(what=f"bad setting {text}", where="--sweep", found=f"{tokens} draft tokens",
+                                    expected=f"{steps + 1}: a chain (top-k 1) has a token for each step, and one"))
+            continue
+        flags = {**base, **dict(zip(NAMES, numbers, strict=True))}
+        found[f"steps{steps}-topk{topk}-draft{tokens}"] = " ".join(f"--{name} {value}" for name, value in flags.items())
+    if not problems and len(found) < 2:
+        problems.append(Problem(what="a sweep needs at least two settings", where="--sweep", found=str(len(found))))
+    if problems:
+        raise Usage(problems)
+    return found
+
+
+def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: TextIO) -> run.Runner:
+    """Measure every setting once, choose, and give the runner that confirms the choice.
+
+    The selection is a run with a folder of its own; its table and hashes are in the plan of the second.
+    """
+    arms = parse(settings, image)
+    first = dataclasses.replace(settings, arm=tuple(f"{name}={flags}" for name, flags in arms.items()), pairs=1,
+                                passes=1, concurrency=settings.concurrency[:1], sweep=())
+    choosing = run.Runner(image, first, environ, err, half=0)
+    choosing.say(f"sweep: {len(arms)} settings, one start each; the best is confirmed afterwards")
+    choosing.go()
+    run.publish(choosing.folder)
+    table = ranking(choosing.folder)
+    if not table or table[0]["tok_s"] is None:
+        raise Invalid(Problem(what="no setting of the sweep could be measured", where=str(choosing.folder),
+                              todo="see the causes in its report.md"))
+    best = table[0]["arm"]
+    choosing.say(f"sweep: {best} is the fastest with {table[0]['tok_s']:.1f} tok/s on its half of the prompts")
+    baseline = next(iter(image.profile.arms))
+    second = dataclasses.replace(settings, arm=(baseline, f"{best}={arms[best]}"), sweep=())
+    return run.Runner(image, second, environ, err, half=1, selection={
+        "folder": choosing.folder.name, "plan_sha256": choosing.plan["sha256"],
+        "requests_sha256": records.file_digest(choosing.folder / records.REQUESTS), "table": table})
+
+
+def ranking(folder: Path) -> list[dict[str, Any]]:
+    """Arms of a selection run, fastest first; one that drafts nothing or failed goes last without a number."""
+    document = records.document(folder / records.PLAN)
+    blocks = {block["index"] for block in records.lines(folder / records.BLOCKS) if block["validity"]["ok"]}
+    requests = [row for row in records.lines(folder / records.REQUESTS) if row["block"] in blocks]
+    rows = []
+    for arm in document["arms"]:
+        mine = [row for row in requests if row["arm"] == arm["name"]]
+        summary = analyse.arm_summary(mine)
+        tau = summary["spec"]["accept_length"]
+        sound = not summary["errors"] and tau is not None and tau > analyse.DEAD_DRAFT
+        rows.append({"arm": arm["name"], "tok_s": summary["decode_rate"]["geomean"] if sound else None,
+                     "accept_length": tau, "cycle_ms": summary["spec"]["cycle_ms"]})
+    return sorted(rows, key=lambda row: -(row["tok_s"] or 0.0))
+
