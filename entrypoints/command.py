@@ -22,6 +22,7 @@ CACHES: Mapping[str, str] = {
     "CUDA_CACHE_PATH": "cuda",
 }
 CACHE_ROOT = Path("/cache")
+OUR_INTERPRETER = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
 
 
 def flag_argv(flags: Flags) -> tuple[str, ...]:
@@ -73,7 +74,8 @@ ALIASES: tuple[tuple[str, str], ...] = (
 def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: Path = CACHE_ROOT) -> dict[str, str]:
     """The full environment of a server: the caller's without our own variables, caches under the image's key, profile.
 
-    A variable that the caller has set wins over the profile and over our cache folders. Model files of the hub are the
+    A variable that the caller has set wins over the profile and over our cache folders, except those that are about
+    our own interpreter. Model files of the hub are the
     same for every image and so lie beside the keyed folder, in `cache_root/huggingface`.
     """
     keyed = cache_root / image.short_key
@@ -81,5 +83,6 @@ def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: 
     environment["PYTHONUNBUFFERED"] = "1"  # the last words of a killed process are the ones that matter
     environment["HF_HOME"] = str(cache_root / "huggingface")
     environment.update(image.profile.environment)
-    environment.update({name: value for name, value in environ.items() if not name.startswith("ENTRYPOINT_")})
+    environment.update({name: value for name, value in environ.items()
+                        if not name.startswith("ENTRYPOINT_") and name not in OUR_INTERPRETER})
     return environment

@@ -1,0 +1,105 @@
+"""Modes, their exit codes, and how errors are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints import cli
+from entrypoints.errors import InputMissing, Problem, Terminated
+from tests.unit.entrypoints.image import write
+
+
+@pytest.fixture(autouse=True)
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENTRYPOINT_IMAGE_FILE", str(write(tmp_path)))
+
+
+@pytest.mark.parametrize(("argv", "mode"), [
+    ([], "serve"), (["--tp", "2"], "serve"), (["serve", "--x"], "serve"), (["--version"], "version"),
+    (["--help"], "help"), (["-h"], "help"), (["help"], "help"), (["check"], "check"), (["bash", "-c"], "bash"),
+])
+def test_the_first_word_says_the_mode(argv: list[str], mode: str) -> None:
+    assert cli._mode(argv)[0] == mode
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "docker run IMAGE benchmark" in capsys.readouterr().out
+    assert cli.main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stack"] == "cpu-demo"
+    assert cli.main(["version"]) == 0
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "entrypoints", *words], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+
+
+def test_any_other_word_is_executed_as_given(tmp_path: Path) -> None:
+    done = run("sh", "-c", "echo $0 $1; exit 7", "a b", "c")
+    assert (done.returncode, done.stdout) == (7, "a b c\n")
+    done = run("benchmrk")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert "did you mean benchmark?" in done.stderr
+    assert run("qqqq").stderr == "entrypoint: qqqq: no mode of this image and no command in it\n"
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert run(str(plain)).returncode == 126
+
+
+def test_errors_go_to_stderr_and_as_json_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["benchmark", "--pears", "1"], {}) == 64
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: usage\nunknown option --pears")
+    assert cli.main(["check", "--json"], {"ENTRYPOINT_PARIS": "1"}) == 78
+    assert json.loads(capsys.readouterr().out)["problems"][0]["what"] == "unknown variable ENTRYPOINT_PARIS"
+    assert cli.main(["analyze"], {"ENTRYPOINT_JSON": "1"}) == 64
+    assert json.loads(capsys.readouterr().out)["kind"] == "usage"
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (InputMissing(Problem("x")), 66), (Terminated(15), 143), (Terminated(2), 130), (KeyboardInterrupt(), 130),
+    (ZeroDivisionError(), 70),
+])
+def test_what_a_mode_raises_becomes_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                                 error: BaseException, code: int) -> None:
+    def fail(*_: Any) -> int:
+        raise error
+    monkeypatch.setattr(cli, "MODES", {"check": fail})
+    assert cli.main(["check"]) == code
+    assert capsys.readouterr().err or isinstance(error, KeyboardInterrupt)
+
+
+def test_a_closed_pipe_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run(["/bin/sh", "-c", f"{sys.executable} -m entrypoints version | true; exit 0"], check=False,
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    assert "Traceback" not in done.stderr
+
+
+def test_check_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "--cache", str(tmp_path), "--results", str(tmp_path)]
+    assert cli.main(words, {}) == 69  # the pinned pytest of this image.json is another one
+    assert "fail  packages" in capsys.readouterr().out
+    cli.main([*words, "--json"], {})
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)} >= {"gpu", "cache", "results", "patches"}
+
+
+def test_health_takes_no_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                 tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.main(["health"]) == 1
+    assert "no runner here" in capsys.readouterr().out
+    assert cli.main(["health", "--x"]) == 64
+
+
+def test_analyze_takes_one_folder(tmp_path: Path) -> None:
+    assert cli.main(["analyze", "a", "b"], {}) == 64
+    assert cli.main(["analyze", str(tmp_path / "none")], {}) == 66

@@ -1,0 +1,68 @@
+"""NVML through a stand-in module: what it says, what it refuses, and that it is not there."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from entrypoints import gpu, host
+
+
+class Refused(Exception):
+    """NVMLError: this card does not answer that."""
+
+
+def library(**changes: Any) -> types.ModuleType:
+    """A pynvml with two cards, 0 and 1; the second knows nothing about its link."""
+    def refuse(*_: object) -> Any:
+        raise Refused
+
+    module = types.ModuleType("pynvml")
+    memory = types.SimpleNamespace(total=96 * 2**30, used=2**30, free=95 * 2**30)
+    known: dict[str, Any] = {
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetMemoryInfo": lambda _: memory,
+        "nvmlDeviceGetCudaComputeCapability": lambda _: (12, 0), "nvmlDeviceGetName": lambda _: b"RTX",
+        "nvmlSystemGetDriverVersion": lambda: "580.95.05", "nvmlSystemGetCudaDriverVersion": lambda: 13020,
+        "nvmlDeviceGetCurrPcieLinkGeneration": lambda card: 5 if card == 0 else refuse(),
+        "nvmlDeviceGetCurrPcieLinkWidth": lambda card: 16 if card == 0 else refuse(),
+        "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5, "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda _: 600000,
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [types.SimpleNamespace(pid=7)],
+        "NVML_P2P_CAPS_INDEX_READ": 0, "NVML_P2P_STATUS_OK": 0,
+        "nvmlDeviceGetP2PStatus": lambda one, other, _: 0 if one < other else 1,
+        "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: 40 if one < other else refuse(), **changes}
+    for name, value in known.items():
+        setattr(module, name, value)
+    return module
+
+
+def test_two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library())
+    found = host.read()
+    assert (found.driver, found.driver_cuda) == ("580.95.05", "13.2")
+    first, second = found.gpus
+    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 600.0, (7,))
+    assert second.pcie_now == (0, 0)
+    assert found.p2p == ((None, True), (False, None))
+    assert found.topology == (("self", "node"), ("unknown", "self"))
+    assert gpu.used_memory() == (2**30, 2**30)
+
+
+def test_peers_that_the_driver_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise Refused
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetP2PStatus=refuse))
+    assert host.read().p2p == ((None, None), (None, None))
+
+
+def test_no_library_and_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise Refused
+    for module in (None, library(nvmlInit=refuse)):
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        assert gpu.used_memory() == ()
+        assert host.read().gpus == ()

@@ -1,0 +1,68 @@
+"""Model and draft folders, before a server looks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints.models import problems
+
+TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "vocab_size": 2048}
+DRAFT = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 256, "vocab_size": 2048, "draft_vocab_size": 512}
+
+
+def folder(path: Path, config: Any = TARGET, weights: bool = True) -> str:
+    path.mkdir(parents=True)
+    if config is not None:
+        (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+    if weights:
+        (path / "model.safetensors").touch()
+    return str(path)
+
+
+def said(model: str, draft: str = "", **environ: str) -> list[str]:
+    return [problem.what for problem in problems(model, draft, environ)]
+
+
+def test_a_pair_that_fits(tmp_path: Path) -> None:
+    assert said(folder(tmp_path / "m"), folder(tmp_path / "d", DRAFT)) == []
+    multimodal = {"architectures": ["X"], "text_config": TARGET}
+    assert said(folder(tmp_path / "mm"), str(tmp_path / "d")) == []
+    assert said(folder(tmp_path / "mm2", multimodal), str(tmp_path / "d")) == []
+
+
+def test_a_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert said(str(tmp_path / "none"), str(tmp_path / "empty")) == [
+        "the model folder is not there", "the draft folder has no readable config.json"]
+    assert said(folder(tmp_path / "a", "{")) == ["the model folder has no readable config.json"]
+    assert said(folder(tmp_path / "b", "[]")) == ["the model folder has no readable config.json"]
+    assert said(folder(tmp_path / "c", weights=False)) == ["the model folder has no weights"]
+    assert said("") == ["no model"]
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    ({"architectures": ["LlamaForCausalLM"]}, "the draft is no EAGLE-3 head"),
+    ({"architectures": None}, "the draft is no EAGLE-3 head"),
+    ({"hidden_size": 512}, "the draft does not fit the model: hidden_size"),
+    ({"vocab_size": 1024}, "the draft does not fit the model: vocab_size"),
+])
+def test_a_draft_of_another_model(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+    assert said(folder(tmp_path / "m"), folder(tmp_path / "d", {**DRAFT, **change})) == [what]
+
+
+def test_a_draft_may_name_its_targets_width(tmp_path: Path) -> None:
+    narrow = {**DRAFT, "hidden_size": 64, "target_hidden_size": 256}
+    assert said(folder(tmp_path / "m"), folder(tmp_path / "d", narrow)) == []
+
+
+def test_hub_names_are_checked_only_offline(tmp_path: Path) -> None:
+    assert said("org/model", "org/draft") == []
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    assert said("org/model", "", **offline) == ["HF_HUB_OFFLINE is set and the model is not in the cache"]
+    folder(tmp_path / "hub/models--org--model/snapshots/abc")
+    assert said("org/model", "", **offline) == []
+    assert said("org/model", "", HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hub")) == []

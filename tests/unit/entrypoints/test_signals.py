@@ -1,0 +1,46 @@
+"""Signals as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from entrypoints import signals
+from entrypoints.errors import Terminated
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_each_becomes_an_exception_and_the_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(Terminated) as caught, signals.as_exceptions():
+        os.kill(os.getpid(), number)
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_the_same_ctrl_c_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 100.5, 103.0])
+    monkeypatch.setattr("entrypoints.signals.time.monotonic", lambda: next(now))
+    raised = []
+    with signals.as_exceptions():
+        for _ in range(3):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                raised.append(False)
+            except Terminated:
+                raised.append(True)
+    assert raised == [True, False, True]
+
+
+def test_it_comes_out_of_a_running_event_loop() -> None:
+    async def work() -> None:
+        async def inner() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+        await asyncio.gather(inner(), asyncio.sleep(30), return_exceptions=True)
+
+    with pytest.raises(Terminated), signals.as_exceptions():
+        asyncio.run(work())
