@@ -10,7 +10,7 @@ Script, all optional:
   ready_path   false: no /ready, as before SGLang 0.5.20
   generate     ok | unavailable | empty | html | repeat | short | cut | error | silent
   model        what /server_info says instead of --model-path
-  info         more keys for /server_info
+  info         more keys for /server_info; info_without: keys that it lacks
   port         listen on this port instead
   workers      sglang:: processes (default 2: scheduler and detokenizer)
   grandchildren  processes of the scheduler that end at once
@@ -94,7 +94,12 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path in {"/server_info", "/get_server_info"}:
             model = script.get("model", self.state.arguments.model_path)
             info = {"model_path": model, "served_model_name": model, "version": "0.5.23", "internal_states": [{}],
-                    "port": self.state.arguments.port, **script.get("info", {})}
+                    "port": self.state.arguments.port, "tp_size": 1, "attention_backend": "flashinfer",
+                    "speculative_algorithm": None, "disable_cuda_graph": False, "disable_custom_all_reduce": False,
+                    "enable_torch_symm_mem": False, "enable_flashinfer_allreduce_fusion": False,
+                    **script.get("info", {})}
+            for name in script.get("info_without", []):
+                del info[name]
             self.answer(200, json.dumps(info).encode())
         elif self.path in {"/model_info", "/v1/models"}:
             self.answer(200, json.dumps({"model_path": self.state.arguments.model_path}).encode())

@@ -44,9 +44,20 @@ def test_ready_with_evidence_and_steps(tmp_path: Path) -> None:
         assert found.evidence["health"] == "/ready"
         assert found.evidence["completion"]["tokens"] == 32
         assert found.evidence["unchecked"] == ["tp"]
+        assert found.evidence["contract"] == {"version": "0.5.23", "missing": []}
         assert found.server_info["model_path"] == MODEL
         assert 0.5 < found.seconds < 5
     assert steps[1:] == ["/ready says 200", "completed a prompt: 32 tokens"]
+
+
+def test_what_the_contract_misses_is_named_and_does_not_stop_the_start(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with server(tmp_path, info={"speculative_algorithm": "EAGLE3"}, info_without=["attention_backend"]) as one:
+        found = wait(one, on_progress=steps.append)
+    names = [entry["name"] for entry in found.evidence["contract"]["missing"]]
+    assert names == ["server_info.attention_backend", "meta_info.spec_verify_ct", "meta_info.spec_accept_length",
+                     "meta_info.spec_correct_drafts_histogram"]
+    assert "server_info.attention_backend (unavailable: claim attention-backend)" in steps[-1]
 
 
 def test_an_older_server_has_no_ready_endpoint(tmp_path: Path) -> None:
