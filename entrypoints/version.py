@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from entrypoints import __version__
 from entrypoints.errors import Unusable
 from entrypoints.image import Image, load
+
+#: packages that people ask about; all are in `--json`
+_SHOWN = re.compile(r"(torch|triton|sglang|sgl[-_]kernel|sglang[-_]kernel.*|flashinfer.*|nvidia[-_](cudnn|nccl).*|"
+                    r"transformers|xgrammar)$")
 
 
 def describe() -> dict[str, Any]:
@@ -27,7 +32,10 @@ def render(info: dict[str, Any]) -> str:
         return f"entrypoint {info['entrypoint']} (not inside an image built by buildctl)"
     lines = [f"{info['image']} {info['version']}  stack {info['stack']}  key {info['key'][:16]}",
              f"entrypoint {info['entrypoint']}  CUDA {info['cuda'] or 'none'}  targets {' '.join(info['targets'])}"]
-    lines += [f"  {name:<20} {version}" for name, version in info["packages"].items()]
+    shown = {name: version for name, version in info["packages"].items() if _SHOWN.match(name)}
+    lines += [f"  {name:<20} {version}" for name, version in shown.items()]
+    if rest := len(info["packages"]) - len(shown):
+        lines.append(f"  and {rest} more: version --json")
     lines += [f"  patch {one['package']}/{one['name']}  {one['sha256'][:12]}" for one in info["patches"]]
     return "\n".join(lines)
 
