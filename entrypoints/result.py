@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoints import analyse, records
+from entrypoints import analyse, limit, records
 from entrypoints import evidence as evidence_of
 from entrypoints.errors import VERDICT_CODES, BadConfig, Problem
 from entrypoints.plan import digest
@@ -67,7 +67,7 @@ def assemble(folder: Path) -> dict[str, Any]:
                     "temperature": plan["temperature"]},
         "blocks": blocks, "requests_file": {"path": records.REQUESTS, "count": len(requests),
                                             "sha256": records.file_digest(folder / records.REQUESTS)},
-        "evidence": evidence, "limit": context.get("limit"),
+        "evidence": evidence, "limit": _limit(plan, context, requests, summaries),
         "client_calibration": context.get("client_calibration", []), **found, "verdict": verdict}
 
 
@@ -76,6 +76,17 @@ def _raw_digest(folder: Path) -> str:
     names = (records.PLAN, records.BLOCKS, records.REQUESTS)
     return hashlib.sha256("".join(f"{name} {records.file_digest(folder / name)}\n" for name in names).encode()
                           ).hexdigest()
+
+
+def _limit(plan: Mapping[str, Any], context: Mapping[str, Any], requests: list[dict[str, Any]],
+           summaries: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The limit of this machine against the baseline's decode rate of a single stream."""
+    base = plan["primary_endpoint"]["baseline"]
+    alone = summaries[base].get("1")
+    lengths = [row["n_prompt"] + row["n_tokens_server"] / 2 for row in requests
+               if row["arm"] == base and row["n_prompt"] and row["n_tokens_server"]]
+    return limit.evaluate(context.get("limit_inputs"), context=sum(lengths) / len(lengths) if lengths else 0.0,
+                          rate=alone and alone["decode_rate"]["geomean"])
 
 
 def _contract(blocks: list[dict[str, Any]]) -> dict[str, Any]:

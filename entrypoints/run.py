@@ -17,6 +17,7 @@ from entrypoints import (
     calibrate,
     equivalence,
     health,
+    limit,
     measure,
     models,
     page,
@@ -27,6 +28,7 @@ from entrypoints import (
     result,
     telemetry,
 )
+from entrypoints.check import tensor_parallel
 from entrypoints.command import server_environment
 from entrypoints.errors import (
     VERDICT_CODES,
@@ -209,6 +211,10 @@ class Runner:
         try:
             if not self.context.get("client_calibration"):
                 self.context["client_calibration"] = calibrate.measure(sorted(set(self.plan["load_points"])))
+                self.context["limit_inputs"] = limit.inputs(
+                    Path(self.settings.model), self.image.python, cuda=self.image.cuda is not None,
+                    tp=tensor_parallel(self.image, self.settings), environment=self._environment())
+                self._save_context()
             self._measure()
         except Terminated as stop:
             self._end("aborted", str(stop))
@@ -254,8 +260,7 @@ class Runner:
         arm = self.by_name[name]
         port = free_port()
         self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
-        environment = server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))
-        launch = Launch(argv=arm.command(port), env=environment, cwd=self.folder,
+        launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
                         log=self.folder / f"server-{index:02}-{name}.log", port=port)
         expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=asked(launch.argv))
         task = measure.Task(
@@ -277,6 +282,9 @@ class Runner:
         if failed:
             self.say(f"  {name}: {failed} requests failed")
         return outcome.record, outcome.fatal is not None or failed > 0
+
+    def _environment(self) -> dict[str, str]:
+        return server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))
 
     def _trace_folder(self, name: str) -> Path | None:
         """One trace for each arm, when asked for."""
