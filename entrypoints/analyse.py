@@ -373,6 +373,10 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     for block in blocks:
         if not block["validity"]["ok"] and block["slot"] not in repeated:
             causes.append(f"block {block['index']} ({block['arm']}): {'; '.join(block['validity']['causes'])}")
+    kept = [flush for block in blocks for flush in block.get("flush") or [] if not flush["ok"]]
+    if kept:
+        notes.append(f"the prefix cache was not flushed (HTTP {kept[0]['status']}) before {len(kept)} passes; the "
+                     "cached tokens of each request show whether that mattered")
     seen = [warning for block in blocks for warning in (block.get("telemetry") or {}).get("warnings", [])]
     notes += [f"{warning} (in {seen.count(warning)} blocks)" for warning in dict.fromkeys(seen)]
     good = [row for row in rows if measurable(row)]

@@ -168,12 +168,13 @@ class _Measuring:
         self.record["evidence"] = self._evidence(len(grown))
         self.record["contract"] = self._contract()
 
-    def _generate(self, jobs: Sequence[client.Job], concurrency: int,
+    def _generate(self, jobs: Sequence[client.Job], concurrency: int, *, rate: float | None = None,
                   done: list[tuple[client.Job, client.Raw]] | None = None) -> client.Load:
         try:
             return asyncio.run(client.generate(self.host, self.port, jobs, concurrency=concurrency,
                                                stall=self.task.stall, api_key=self.task.api_key,
-                                               watch=self.server.check, done=done))
+                                               watch=self.server.check, done=done, rate=rate,
+                                               seed=self.task.plan["order_seed"] + self.task.pair))
         except client.StalledError as error:
             self.server.check()  # a dead server explains the silence better
             raise NotReady(Diagnosis(
@@ -221,14 +222,12 @@ class _Measuring:
     def _pass(self, number: int, point: int, jobs: Sequence[client.Job], shared: Mapping[str, int]) -> None:
         flush = asyncio.run(_flush(self.host, self.port, self.task.api_key))
         self.record["flush"].append(flush)
-        if not flush["ok"]:
-            self.causes.append(f"cache not flushed before pass {number}: HTTP {flush['status']}")
         self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
         done: list[tuple[client.Job, client.Raw]] = []
         rows: list[dict[str, Any]] = []
         begin = time.perf_counter() - self.task.origin
         try:
-            load = self._generate(jobs, point, done)
+            load = self._generate(jobs, point, rate=self.task.plan["rate"], done=done)
         finally:  # what was answered before a death or a stop is kept
             for job, raw in done:
                 rows.append(client.record(job, raw, self.task.origin))
@@ -242,6 +241,9 @@ class _Measuring:
         if hits:
             self.causes.append(f"{len(hits)} requests of pass {number} hit the prefix cache, first "
                                f"{hits[0]['prompt_id']} with {hits[0]['cached_tokens']} cached tokens")
+        elif not flush["ok"] and any(row["cached_tokens"] is None for row in rows):
+            self.causes.append(f"cache not flushed before pass {number} (HTTP {flush['status']}), and the server does "
+                               "not say how many tokens were cached")
         gap = _median_gap(rows)
         lag = load.lag_p99_ms()
         share = self.task.plan["client"]["lag_share"]

@@ -129,6 +129,37 @@ def _prompt(row: object, number: str) -> Prompt:
     return Prompt(name, stratum, tuple(messages))
 
 
+_GOODS = ("copper wire", "pine boards", "lamp oil", "roof slates", "sail cloth", "window glass", "iron nails", "rope",
+          "dried peas", "barley", "printing paper", "ink", "beeswax", "clay pipes", "leather", "brass hinges")
+_PLACES = ("the north quay", "the lower store", "the chapel yard", "the mill", "the customs house", "the dry dock",
+           "the market hall", "the ferry stage")
+_EVENTS = ("arrived a day late because of fog", "was counted twice and found complete", "was wet and dried again",
+           "was moved to make room", "was claimed by two merchants", "was paid for in advance", "was sold at once",
+           "was weighed again on request", "was left under a tarpaulin overnight", "was sent back for a wrong label")
+
+
+def long_context(seed: int, tokens: int, count: int = 4) -> tuple[Prompt, ...]:
+    """Prompts of about `tokens` tokens (four letters each): a harbour ledger, no two entries alike, and a task.
+
+    Nothing in it is repeated, so neither a prefix cache nor a draft that copies has it easier than with real text.
+    """
+    made = []
+    for number in range(count):
+        dice = np.random.default_rng((seed, tokens, number))
+        lines: list[str] = []
+        size = 0
+        while size < 4 * tokens:
+            goods, place, event = (str(dice.choice(names)) for names in (_GOODS, _PLACES, _EVENTS))
+            lines.append(f"Entry {len(lines) + 1}: lot {dice.integers(10_000, 99_999)}, {dice.integers(2, 400)} units "
+                         f"of {goods} at {place}, {event}, signed {chr(65 + int(dice.integers(26)))}"
+                         f"{chr(65 + int(dice.integers(26)))}.")
+            size += len(lines[-1]) + 1
+        text = ("Here is the ledger of a harbour.\n" + "\n".join(lines) + "\nWrite a report of at least three hundred "
+                "words: which goods were handled most, where trouble happened, and what you would check first.")
+        made.append(Prompt(f"long-{number + 1:02}", "long", ({"role": "user", "content": text},)))
+    return tuple(made)
+
+
 def half(pack: Pack, which: int) -> Pack:
     """Every second prompt of each stratum: 0 for choosing, 1 for confirming; the two have no prompt in common."""
     kept = []

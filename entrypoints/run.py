@@ -117,7 +117,12 @@ def render_plan(document: Mapping[str, Any]) -> str:
 
 
 def _pack(settings: Settings) -> prompts.Pack:
-    return prompts.load(Path(settings.prompts) if settings.prompts else None, per_stratum=settings.prompts_per_stratum)
+    pack = prompts.load(Path(settings.prompts) if settings.prompts else None, per_stratum=settings.prompts_per_stratum)
+    if settings.long_context:
+        more = prompts.long_context(settings.seed, settings.long_context, settings.prompts_per_stratum or 4)
+        pack = dataclasses.replace(pack, measured=(*pack.measured, *more),
+                                   name=f"{pack.name} and {len(more)} long ones (seed {settings.seed})")
+    return pack
 
 
 def publish(folder: Path) -> dict[str, Any]:
@@ -353,8 +358,9 @@ class Runner:
         self._save_context()
         found = result.assemble(self.folder)
         first = found["comparison"][0]
+        left = (time.perf_counter() - self.begin) / done * (self.plan["max_pairs"] - done)
         self.say(f"after {first['pairs']} pairs: ratio {report.number(first['ratio'], 4)}, "
-                 f"interval {report.interval(first.get('ci'))}")
+                 f"interval {report.interval(first.get('ci'))}" + (f", at most {_duration(left)} left" if left else ""))
         if done not in self.plan["looks"] or any(look["pairs"] == done for look in self.context["looks_taken"]):
             return False
         self.context["looks_taken"].append({"pairs": done, "verdict": first["verdict"], "ratio": first["ratio"],

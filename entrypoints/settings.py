@@ -50,9 +50,12 @@ class Settings:
     passes: int = _option(2, "measured passes over the prompts in each server start", at_least=1)
     prompts: str = _option("", "JSONL file of chat prompts; empty: the shipped pack")
     prompts_per_stratum: int = _option(0, "prompts taken from each stratum of the pack; 0: all", at_least=0)
+    long_context: int = _option(0, "add a stratum of generated prompts of about so many tokens; 0: none", at_least=0)
     max_tokens: int = _option(512, "output tokens at most for each request", at_least=1)
     concurrency: tuple[int, ...] = _option((1,), "requests in flight; the first is the primary one", many=True,
                                            at_least=1)
+    rate: float = _option(0.0, "requests per second, arriving at random (Poisson), at most --concurrency in flight; 0: "
+                          "closed loop", at_least=0)
     seed: int = _option(20261201, "seed of the order of arms and prompts", at_least=0)
     margin: float = _option(0.02, "ratio within which two arms count as equivalent", at_least=0)
     effort: str = _option("standard", "how much to measure", choices=EFFORTS)

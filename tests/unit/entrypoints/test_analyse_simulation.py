@@ -133,3 +133,39 @@ def test_power_by_the_noncentral_t_is_what_simulation_finds() -> None:
     sd = math.sqrt(2) * 0.02
     hits = sum(_p(dice.normal(math.log1p(0.041), sd, 6)) < 0.05 for _ in range(TRIALS))
     assert within(share(hits), analyse.power(math.log1p(0.041), sd, 6))
+
+
+#: a machine: standard deviation of a restart, drift over the session, (share, factor) of restarts in another mode
+MACHINES = {"quiet": (0.007, 0.0, (0.0, 1.0)), "noisy": (0.02, 0.0, (0.0, 1.0)), "drifting": (0.007, 0.03, (0.0, 1.0)),
+            "bimodal": (0.005, 0.0, (0.3, 0.96))}
+
+
+def verdict_after_looks(dice: np.random.Generator, ratio: float, machine: str) -> str:
+    """The sequential procedure of `--effort thorough` on a made-up machine."""
+    sd, drift, (odd, factor) = MACHINES[machine]
+    looks, alpha = plan.LOOKS["thorough"], plan.LOOK_ALPHA[4]
+    blocks_ = abba(dice, looks[-1])
+    levels = dice.normal(0, sd, len(blocks_)) - drift * np.arange(len(blocks_)) / len(blocks_)
+    levels += np.where(dice.random(len(blocks_)) < odd, math.log(factor), 0.0)
+    means = np.zeros(looks[-1])
+    for place, arm in enumerate(blocks_):
+        means[place // 2] += (levels[place] + math.log(ratio)) if arm == "B" else -levels[place]
+    for look in looks:
+        verdict = analyse.classify(analyse.t_interval(means[:look], alpha), 0.02)
+        if verdict != "inconclusive":
+            return verdict
+    return "inconclusive"
+
+
+@pytest.mark.parametrize(("ratio", "machine", "right", "least"), [
+    (0.95, "quiet", {"loss"}, 0.98), (0.95, "drifting", {"loss"}, 0.98), (0.95, "noisy", {"loss"}, 0.90),
+    (1.00, "quiet", {"equivalent", "inconclusive"}, 0.94), (1.00, "noisy", {"equivalent", "inconclusive"}, 0.93),
+    (1.00, "drifting", {"equivalent", "inconclusive"}, 0.94), (1.00, "bimodal", {"equivalent", "inconclusive"}, 0.92),
+    (1.02, "quiet", {"win", "equivalent", "inconclusive"}, 0.999), (1.02, "noisy", {"win", "inconclusive"}, 0.90),
+    (1.038, "quiet", {"win"}, 0.98), (1.038, "drifting", {"win"}, 0.95), (1.038, "noisy", {"win"}, 0.85),
+    (1.10, "quiet", {"win"}, 0.99), (1.10, "bimodal", {"win"}, 0.98), (1.10, "noisy", {"win"}, 0.99)])
+def test_the_verdict_about_a_known_truth_is_right_at_the_designed_rate(
+        ratio: float, machine: str, right: set[str], least: float) -> None:
+    dice = np.random.default_rng(round(ratio * 1000))
+    found = [verdict_after_looks(dice, ratio, machine) for _ in range(400)]
+    assert sum(verdict in right for verdict in found) / len(found) >= least, {one: found.count(one) for one in found}

@@ -75,3 +75,14 @@ def test_the_digest_follows_the_ids_and_not_the_order() -> None:
     one = prompts.rendered_digest({"a": (1, 2), "b": (3,)})
     assert one == prompts.rendered_digest({"b": (3,), "a": (1, 2)})
     assert one != prompts.rendered_digest({"a": (1, 2), "b": (4,)})
+
+
+def test_long_prompts_follow_the_seed_and_repeat_nothing() -> None:
+    one, again, other = (prompts.long_context(seed, 2000, 2) for seed in (1, 1, 2))
+    assert one == again != other
+    for prompt in one:
+        text = prompt.messages[0]["content"]
+        assert 8000 <= len(text) <= 8800
+        lines = text.splitlines()[1:-1]
+        assert len(set(lines)) == len(lines)
+    assert [prompt.stratum for prompt in one] == ["long", "long"]

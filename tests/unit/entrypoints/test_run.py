@@ -114,7 +114,7 @@ def test_a_slower_arm_loses_and_nothing_is_called_a_speed_up(bench: Bench) -> No
     ({"length": 0.7}, "not the same work"),
     ({"split": 0.05}, "output differs"),
     ({"error_after": 30}, "requests failed"),
-    ({"flush": 404}, "cache not flushed"),
+    ({"flush": 404}, "hit the prefix cache"),
     ({"flush_works": False}, "hit the prefix cache"),
     ({"die_after": 40}, "simulated"),
     ({"hang_after": 40}, "the server hangs: no byte for 3 s"),
@@ -274,3 +274,17 @@ def test_splits_are_looked_at_on_the_baseline(bench: Bench, gap: float | None, s
     assert same["ties"]["checked"] > 0
     assert same["state"] == state
     assert result["verdict"]["class"] == verdict
+
+
+def test_a_cache_that_cannot_be_flushed_and_was_cold_is_said_and_spoils_nothing(bench: Bench) -> None:
+    code, result = bench.go(BASE | {"flush": 404}, SPEC | {"flush": 404}, pairs=2)
+    assert code in {0, 12}
+    assert "not flushed (HTTP 404)" in " ".join(result["verdict"]["reasons"])
+
+
+def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Bench) -> None:
+    _, result = bench.go(BASE, SPEC, pairs=1, concurrency=(4,), rate=40.0, long_context=300, prompts_per_stratum=1)
+    assert result["plan"]["rate"] == 40.0
+    assert result["plan"]["prompts"]["strata"]["long"] == 1
+    assert result["arms"]["baseline"]["load_points"]["4"]["requests"] == 5
+    assert result["verdict"]["invalid_causes"] == []
