@@ -121,9 +121,9 @@ def common(series: str, card: str, *, patched: bool = True) -> ModuleType:
     return load(series, "sglang.srt.utils.common", {"torch": torch(card)}, patched=patched)
 
 
-def checks(series: str, card: str) -> dict[str, Any]:
-    """The real capability checks of the release, as `sglang.srt.utils` gives them out."""
+def checks(series: str, card: str, **other: Any) -> dict[str, Any]:
+    """The real capability checks of the release, as `sglang.srt.utils` gives them out, and `other` things there."""
     module = common(series, card)
-    names = [name for name in vars(module) if name.startswith(("is_", "get_device_"))]
-    return {f"{place}.{name}": getattr(module, name)
-            for name in names for place in ("sglang.srt.utils", "sglang.srt.utils.common")}
+    found = {name: value for name, value in vars(module).items() if name.startswith(("is_", "get_device_"))}
+    return {f"{place}.{name}": value for name, value in {**found, "get_cuda_version": lambda: (13, 0), **other}.items()
+            for place in ("sglang.srt.utils", "sglang.srt.utils.common")}
