@@ -36,7 +36,7 @@ class Environment:
         self.site = next((root / "venv/lib").glob("python*/site-packages"))
         with zipfile.ZipFile(lab.wheel(root / "w", FILES)) as archive:
             archive.extractall(self.site)
-        compiled = [self.python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", self.site / "demo"]
+        compiled = [str(self.python), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(self.site / "demo")]
         subprocess.run(compiled, check=True)
         (root / "tool").mkdir()
         shutil.copy(ROOT / "images/tools/bin/patches/apply_series.py", root / "tool")
@@ -206,7 +206,7 @@ def test_the_applier_needs_nothing_but_the_standard_library(tmp_path: Path) -> N
     shutil.copy(ROOT / "buildctl/udiff.py", tmp_path)
 
     code = "import sys; sys.path.insert(0, sys.argv[1]); import apply_series"
-    words = [sys.executable, "-I", "-S", "-c", code, tmp_path]
+    words = [sys.executable, "-I", "-S", "-c", code, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr

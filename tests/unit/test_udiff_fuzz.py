@@ -111,7 +111,7 @@ def damages(draw: st.DrawFn) -> bytes:
             case "crlf":
                 data = bytearray(b"\n".join(lines[:line]) + b"\r\n" + b"\n".join(lines[line:]))
             case "sign":
-                lines[line] = draw(st.sampled_from([b" ", b"+", b"-"])) + lines[line][1:]
+                lines[line] = bytearray(draw(st.sampled_from([b" ", b"+", b"-"]))) + lines[line][1:]
                 data = bytearray(b"\n".join(lines))
         if not data:
             return b""
