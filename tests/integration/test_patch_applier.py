@@ -36,8 +36,8 @@ class Environment:
         self.site = next((root / "venv/lib").glob("python*/site-packages"))
         with zipfile.ZipFile(lab.wheel(root / "w", FILES)) as archive:
             archive.extractall(self.site)
-        compiled = [str(self.python), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(self.site / "demo")]
-        subprocess.run(compiled, check=True)
+        compiled = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(self.site / "demo")]
+        subprocess.run([str(self.python), *compiled], check=True)
         (root / "tool").mkdir()
         shutil.copy(ROOT / "images/tools/bin/patches/apply_series.py", root / "tool")
         shutil.copy(ROOT / "buildctl/udiff.py", root / "tool")
