@@ -1,0 +1,251 @@
+"""The workflows: their structure, and their shell run for real against a local registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from buildctl.registry import Registry
+from buildctl.retry import Policy
+from tests.conftest import ROOT
+from tests.integration.conftest import buildctl, copy_project, docker, remove_images
+from tests.registry.proxy import Fault, FaultProxy
+from tests.registry.test_promote import put_image, put_result
+
+SCRIPTS = ROOT / ".github" / "scripts"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
+#: the contexts that GitHub offers where we use expressions
+CONTEXTS = {"github", "vars", "secrets", "matrix", "needs", "steps", "env", "runner"}
+
+
+def jobs() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path in WORKFLOWS:
+        for name, job in yaml.safe_load(path.read_text())["jobs"].items():
+            yield path.name, name, job
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+    for workflow, name, job in jobs():
+        for number, step in enumerate(job["steps"]):
+            yield f"{workflow}:{name}:{step.get('name', number)}", step
+
+
+# ---------------------------------------------------------------------- structure
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_may_read_and_no_more_unless_a_job_says_so(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "cancel-in-progress" in workflow["concurrency"]
+    assert "github.ref" in workflow["concurrency"]["group"]
+    # plain YAML reads the key `on` as true
+    assert set(workflow[True]) >= {"push", "pull_request"}
+    assert "pull_request_target" not in workflow[True]
+
+
+def test_only_jobs_of_a_tag_may_write_packages() -> None:
+    for _, name, job in jobs():
+        if "write" in job.get("permissions", {}).values():
+            assert "github.ref_type == 'tag'" in job["if"], name
+        assert job["timeout-minutes"] <= 360, name
+
+
+def test_jobs_wait_for_jobs_that_exist() -> None:
+    found = list(jobs())
+    names = {(workflow, name) for workflow, name, _ in found}
+    for workflow, name, job in found:
+        needs = job.get("needs", [])
+        for need in [needs] if isinstance(needs, str) else needs:
+            assert (workflow, need) in names, name
+        for used in re.findall(r"needs\.(\w+)\.outputs\.(\w+)", json.dumps(job)):
+            other = next(one for flow, title, one in found if (flow, title) == (workflow, used[0]))
+            assert used[0] in needs
+            assert used[1] in other["outputs"]
+        for step, output in re.findall(r"steps\.(\w+)\.outputs\.(\w+)", json.dumps(job)):
+            script = next(one["run"] for one in job["steps"] if one.get("id") == step)
+            assert f"{output}=" in (ROOT / script).read_text()
+
+
+@pytest.mark.parametrize(("where", "step"), list(steps()), ids=[where for where, _ in steps()])
+def test_steps_are_pinned_and_keep_secrets_out_of_scripts(where: str, step: dict[str, Any]) -> None:
+    assert set(step) <= {"name", "id", "if", "uses", "with", "run", "env"}
+    if "uses" in step:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+(\.\d+)*", step["uses"])
+    if step.get("uses", "").startswith("actions/checkout@"):
+        assert step["with"]["persist-credentials"] is False
+    script = step.get("run", "")
+    assert not EXPRESSION.search(script), "values reach a script through its environment, never as its text"
+    for expression in EXPRESSION.findall(json.dumps(step)):
+        words = re.findall(r"(?<![\w.'])([a-z]+)\.", expression)
+        assert set(words) <= CONTEXTS, expression
+    assert "secrets." not in json.dumps({key: value for key, value in step.items() if key != "env"})
+    assert "curl" not in script
+    for name in re.findall(r"\.github/scripts/\w+|\.ci/run", script):
+        assert os.access(ROOT / name, os.X_OK)
+    assert not re.search(r"(?<!-)\bbuildctl ", script), "CI uses the name that BuildKit's client does not have"
+
+
+def test_scripts_and_steps_pass_shellcheck(tmp_path: Path) -> None:
+    files = sorted(SCRIPTS.iterdir())
+    for number, (where, step) in enumerate(steps()):
+        if "run" in step:
+            path = tmp_path / f"{number}.sh"
+            path.write_text(f"#!/bin/bash\n# {where}\nset -euo pipefail\n{step['run']}\n")
+            files.append(path)
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+# ---------------------------------------------------------------------- the shell, for real
+
+
+class Job:
+    """A runner's surroundings: a folder, files for outputs and summary, our command line on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        bin_folder = folder / ".bin"
+        bin_folder.mkdir(parents=True)
+        command = bin_folder / "sgl-buildctl"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m buildctl "$@"\n')
+        command.chmod(0o755)
+        self.output, self.summary = folder / "output", folder / "summary"
+        self.env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "GITHUB_OUTPUT": str(self.output),
+                    "GITHUB_STEP_SUMMARY": str(self.summary), "PYTHONPATH": str(ROOT), "RETRY_WAIT": "0"}
+        shutil.copytree(SCRIPTS, folder / ".github" / "scripts")
+
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([f".github/scripts/{script}", *args], cwd=self.folder, env={**self.env, **env},
+                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "job")
+
+
+@pytest.mark.parametrize(("codes", "code", "runs"), [
+    ([0], 0, 1), ([11, 0], 0, 2), ([11, 11, 0], 0, 3), ([11, 11, 11], 11, 3), ([10], 10, 1), ([12], 12, 1),
+    ([11, 6], 6, 2), ([2], 2, 1)])
+def test_only_exit_code_11_is_worth_another_run(codes: list[int], code: int, runs: int, job: Job) -> None:
+    (job.folder / "codes").write_text("\n".join(map(str, codes)) + "\n")
+    fake = job.folder / "fake"
+    fake.write_text('#!/bin/sh\ncode=$(head -1 codes); sed -i 1d codes; echo "answer $code $1"; exit "$code"\n')
+    fake.chmod(0o755)
+    done = job.run("retry", "out.json", "./fake", "two words")
+    assert done.returncode == code
+    assert len((job.folder / "codes").read_text().split()) == len(codes) - runs
+    assert (job.folder / "out.json").read_text() == f"answer {code} two words\n", "the last run's answer, alone"
+    assert done.stdout.count("::warning::") == runs - 1
+
+
+@pytest.fixture
+def project_job(tmp_path: Path) -> Iterator[Job]:
+    """A job in a checkout with one tiny stack of its own."""
+    folder = copy_project(tmp_path / "regtest")
+    yield Job(folder)
+    remove_images("inttest-regtest")
+
+
+@pytest.mark.engine
+def test_plan_build_and_push_of_a_release(project_job: Job, proxy: FaultProxy) -> None:
+    job = project_job
+    planned = job.run("plan", TARGETS="all")
+    assert planned.returncode == 0, planned.stderr
+    assert job.output.read_text() == 'stacks=["tiny"]\n'
+    assert "### tiny" in job.summary.read_text()
+    assert re.search(r"\| cuda:none-inttest-regtest \| new \|", job.summary.read_text())
+
+    where = {"STACK": "tiny", "REGISTRY": proxy.host, "NAMESPACE": "Team", "PROGRESS": "plain"}
+    proxy.add(Fault("HEAD", "/manifests/", times=6))  # the first run gives up, the second succeeds
+    done = job.run("publish", **where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    image = (job.folder / "image").read_text().strip()
+    assert image.startswith(f"{proxy.host}/team/cuda@sha256:")
+    with Registry(proxy.host, policy=Policy(1)) as registry:
+        tags = registry.tags("team/cuda")
+        assert {"none-inttest-regtest"} < set(tags)
+        assert any(tag.startswith("key-") for tag in tags)
+        found = registry.head("team/cuda", "none-inttest-regtest")
+        assert found is not None
+        assert found.digest == image.partition("@")[2]
+    assert found.digest in job.summary.read_text()
+
+    again = job.run("publish", **where)
+    assert again.returncode == 0, again.stderr
+    pushed = json.loads((job.folder / "build.json").read_text())["pushed"]
+    assert {entry["action"] for entry in pushed} == {"keep"}
+
+
+@pytest.mark.engine
+def test_a_release_that_fails_passes_its_code_on_and_says_why(project_job: Job, proxy: FaultProxy) -> None:
+    job = project_job
+    proxy.add(Fault("POST", "/blobs/uploads/", code=403, headers={"Content-Type": "application/json"},
+                    body=b'{"errors":[{"code":"DENIED","message":"permission_denied: write_package"}]}'))
+    done = job.run("publish", STACK="tiny", REGISTRY=proxy.host, NAMESPACE="team", PROGRESS="plain")
+    assert done.returncode == 10, done.stderr
+    summary = job.summary.read_text()
+    assert "### auth" in summary
+    assert "permission_denied: write_package" in summary
+    assert not (job.folder / "image").exists()
+
+
+def test_a_stack_without_a_current_lock_is_left_out_loudly(project_job: Job) -> None:
+    lock = project_job.folder / "images" / "stacks" / "tiny.lock"
+    lock.unlink()
+    done = project_job.run("plan", TARGETS="all")
+    assert done.returncode == 0, done.stderr
+    assert project_job.output.read_text() == "stacks=[]\n"
+    assert "::warning::not built" in done.stdout
+
+
+@pytest.mark.parametrize(("verdict", "code", "stable"), [("win", 0, True), ("loss", 10, False), ("invalid", 13, False)])
+def test_a_benchmark_attaches_its_result_and_promotes_a_win_only(verdict: str, code: int, stable: bool, job: Job,
+                                                                proxy: FaultProxy) -> None:
+    """The GPU job; `docker run` is the one thing that is played: this machine has no GPU."""
+    with Registry(proxy.host, actions="pull,push", policy=Policy(1)) as registry:
+        digest = put_image(registry, "rc.1")
+    image = f"{proxy.host}/team/sglang@{digest}"
+    (job.folder / "image").write_text(image + "\n")
+    ready = put_result(job.folder / "ready", verdict)
+    docker_stand_in = job.folder / ".bin" / "docker"
+    docker_stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > docker-args\nmkdir -p results/run-1\n'
+                               f'cp {ready}/*.json {ready}/*.md results/run-1/\nexit {code}\n')
+    docker_stand_in.chmod(0o755)
+    done = job.run("benchmark", MODELS="/data/models", MODEL="/models/T", DRAFT="/models/D")
+    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = (job.folder / "docker-args").read_text().splitlines()
+    assert arguments[:4] == ["run", "--rm", "--gpus", "all"]
+    assert arguments[-6:] == [image, "benchmark", "--model", "/models/T", "--draft", "/models/D"]
+    with Registry(proxy.host, policy=Policy(1)) as registry:
+        assert bool(registry.head("team/sglang", "stable")) is stable
+    attached = json.loads((job.folder / "results.json").read_text())["results"]
+    assert [one["verdict"] for one in attached] == [verdict]
+    assert f"# {verdict}" in job.summary.read_text()
+    assert ("::warning::no win" in done.stdout) is not stable
+
+
+def test_a_benchmark_that_leaves_no_result_fails_with_its_code(job: Job) -> None:
+    (job.folder / "image").write_text("127.0.0.1:1/a@sha256:0\n")
+    docker_stand_in = job.folder / ".bin" / "docker"
+    docker_stand_in.write_text("#!/bin/sh\nexit 70\n")
+    docker_stand_in.chmod(0o755)
+    assert job.run("benchmark", MODELS="/m", MODEL="/models/T", DRAFT="/models/D").returncode == 70
+
+
+def test_the_engine_is_left_as_it_was() -> None:
+    assert "inttest-regtest" not in docker("images", "--format", "{{.Tag}}")
+    assert buildctl("--version").code == 0
