@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from buildctl import lock, patch_edit, patch_matrix, patch_rebase, patches, project, source, stack
-from buildctl.errors import BuildctlError, PatchError, Problem, UsageError
+from buildctl.errors import BuildctlError, ManifestError, PatchError, Problem, UsageError
 from buildctl.patches import Checked, Patch, Series
 from buildctl.project import Project
 from buildctl.source import Wheel
@@ -346,7 +346,7 @@ def choose(stack_name: str | None, folder: Path | None, wheel: Path | None) -> l
     here = found_project()
     if stack_name:
         return of_stack(here, stack_name, wheel)
-    known = {one.folder: one for name in stack.names(here) for one in of_stack(here, name, None)}
+    known = {one.folder: one for name in stack.names(here) for one in known_of(here, name)}
     folders = sorted(path.parent for path in here.patches.glob("*/*/series"))
     return [known.get(path) or Selected(path, here.shown(path)) for path in folders]
 
@@ -355,6 +355,14 @@ def found_project() -> Project:
     """The checkout that `--project` names, or the one around the current folder."""
     root = click.get_current_context().find_root().obj
     return project.find(root if isinstance(root, Path) else Path.cwd())
+
+
+def known_of(here: Project, name: str) -> list[Selected]:
+    """The series of a stack, none when its manifest or lock cannot be read: other commands say that."""
+    try:
+        return of_stack(here, name, None)
+    except ManifestError:
+        return []
 
 
 def of_stack(here: Project, name: str, wheel: Path | None) -> list[Selected]:
