@@ -71,7 +71,10 @@ class Fault:
 
 @dataclass
 class Request:
-    """One request as the proxy saw it, from its first byte on; `status` is 0 where no answer was given."""
+    """One request as the proxy saw it, from its first byte on.
+
+    `status` is what the client got (0: no answer), `stored` what the registry itself answered (0: was not asked).
+    """
 
     method: str
     path: str
@@ -79,6 +82,7 @@ class Request:
     body_bytes: int
     at: float
     authorization: str
+    stored: int = 0
 
 
 class FaultProxy:
@@ -139,6 +143,18 @@ class FaultProxy:
     def upload_bytes(self) -> int:
         """Body bytes of all blob upload requests, those that failed included."""
         return sum(request.body_bytes for request in self.requests if "/blobs/uploads/" in request.path)
+
+    def sent_twice(self) -> int:
+        """Body bytes of blobs that the registry had stored before they were sent again."""
+        twice, done = 0, set()
+        for request in self.requests:
+            if request.method == "PUT" and "digest=" in request.path:
+                where = re.sub(r"/blobs/uploads/.*digest=", "@", request.path)
+                if where in done:
+                    twice += request.body_bytes
+                if request.stored == 201:
+                    done.add(where)
+        return twice
 
     def clients_waiting(self) -> int:
         """How many clients wait in a `hang`."""
@@ -367,6 +383,7 @@ class _Handler(BaseHTTPRequestHandler):
             if chunked:
                 upstream.send(b"0\r\n\r\n")
             response = upstream.getresponse()
+            self.entry.stored = response.status
             if lose or reset_after is not None:
                 response.read()
                 return self._reset()
