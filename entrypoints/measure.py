@@ -43,6 +43,8 @@ class Task:
     expect: Expect
     plan: Mapping[str, Any]
     pack: prompts.Pack
+    #: renders chats without the server, for versions that cannot
+    render: Callable[[Sequence[prompts.Prompt]], dict[str, tuple[int, ...]]]
     origin: float
     stall: float
     ready_seconds: float | None
@@ -146,8 +148,7 @@ class _Measuring:
 
     def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
         plan, task = self.task.plan, self.task
-        rendered = asyncio.run(prompts.render(self.host, self.port, (*task.pack.measured, *task.pack.warmup),
-                                              api_key=task.api_key))
+        rendered = self._render((*task.pack.measured, *task.pack.warmup))
         self.outcome.rendered_sha256 = prompts.rendered_digest(rendered)
         on_ready(self.outcome)
         shared = prompts.shared_prefix({one.id: rendered[one.id] for one in task.pack.measured})
@@ -167,6 +168,17 @@ class _Measuring:
         self.record["ties"] = asyncio.run(self._ties(rendered))
         self.record["evidence"] = self._evidence(len(grown))
         self.record["contract"] = self._contract()
+
+    def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
+        """By the server; when it cannot render chats, by its tokenizer, unless its template is not the model's own."""
+        try:
+            return asyncio.run(prompts.render(self.host, self.port, wanted, api_key=self.task.api_key))
+        except Unusable:
+            self.server.check()
+            if self.outcome.server_info.get("chat_template"):
+                raise
+            self.say("the server renders no chats (/v1/tokenize); its tokenizer does it")
+            return self.task.render(wanted)
 
     def _generate(self, jobs: Sequence[client.Job], concurrency: int, *, rate: float | None = None,
                   done: list[tuple[client.Job, client.Raw]] | None = None) -> client.Load:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,42 @@ async def render(host: str, port: int, prompts: Sequence[Prompt], *, api_key: st
                      "the endpoint")) from error
         rendered[prompt.id] = tuple(tokens)
     return rendered
+
+
+#: runs in the server's interpreter, as SGLang itself renders a chat with a Hugging Face template
+_TEMPLATE = """
+import json, sys
+from transformers import AutoTokenizer
+asked = json.load(sys.stdin)
+tokenizer = AutoTokenizer.from_pretrained(asked["model"])
+found = {}
+for name, messages in asked["prompts"].items():
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    found[name] = [int(one) for one in ids]
+print("RENDERED", json.dumps(found))
+"""
+TEMPLATE_TIMEOUT = 180.0
+
+
+def render_offline(python: Path, model: str, prompts: Sequence[Prompt],
+                   environment: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Token ids by the tokenizer of the server's environment, for servers whose `/v1/tokenize` knows no chats.
+
+    That is so in SGLang 0.5.9. Raises `Unusable` with what the tokenizer said.
+    """
+    asked = json.dumps({"model": model, "prompts": {one.id: list(one.messages) for one in prompts}})
+    said = ""
+    try:
+        done = subprocess.run([str(python), "-c", _TEMPLATE], input=asked, capture_output=True, text=True,
+                              timeout=TEMPLATE_TIMEOUT, env=dict(environment), check=False)
+        said = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RENDERED "))
+        return {name: tuple(ids) for name, ids in json.loads(line[9:]).items()}
+    except (OSError, subprocess.TimeoutExpired, StopIteration) as error:
+        raise Unusable(Problem(
+            what="the chat template cannot be applied", where=model, found=said or str(error),
+            expected="a tokenizer with a chat template in the model's folder",
+            todo="a model without a chat template needs one beside its tokenizer")) from error
 
 
 def rendered_digest(rendered: Mapping[str, Sequence[int]]) -> str:

@@ -9,7 +9,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -147,6 +147,7 @@ class Runner:
         self.err = err
         self.begin = time.perf_counter()
         self.context: dict[str, Any] = {}
+        self.rendered: dict[str, tuple[int, ...]] = {}
         if settings.resume:
             self.folder = Path(settings.resume)
             self.context = records.document(self.folder / records.CONTEXT)
@@ -270,6 +271,7 @@ class Runner:
         expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=asked(launch.argv))
         task = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
+            render=self._render,
             origin=self.begin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
             grace=self.settings.grace_seconds, api_key=self.settings.api_key,
             forks=self._forks() if arm is self.arms[0] else (), patches=self.image.patches,
@@ -287,6 +289,12 @@ class Runner:
         if failed:
             self.say(f"  {name}: {failed} requests failed")
         return outcome.record, outcome.fatal is not None or failed > 0
+
+    def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
+        """Once for all server starts: the tokenizer does not change between them."""
+        if not self.rendered:
+            self.rendered = prompts.render_offline(self.image.python, self.settings.model, wanted, self._environment())
+        return self.rendered
 
     def _environment(self) -> dict[str, str]:
         return server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))

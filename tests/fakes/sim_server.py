@@ -10,7 +10,7 @@ Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens
 rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor];
 `warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
-`log` lines; `error_after`, `die_after`, `hang_after` requests; `length` factor.
+`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after` requests; `length` factor.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ class Sim:
             plain(200, "")
         elif path == "/server_info":
             plain(200, self.info())
+        elif path == "/v1/tokenize" and "tokenize" in self.arm:
+            plain(self.arm["tokenize"], {"detail": "prompt: field required"})
         elif path == "/v1/tokenize":
             text = "".join(message["content"] for message in body["messages"])
             plain(200, {"tokens": [0, 3, *(ord(letter) % TOKENS for letter in text)], "count": len(text)})
@@ -217,6 +219,17 @@ async def main() -> None:
         await server.serve_forever()
 
 
-if __name__ == "__main__":
+def render(state: Path) -> None:
+    """Stands in for the tokenizer of the server's environment: `python -c SCRIPT` with the prompts on stdin."""
+    with (state / "templates").open("a") as file:
+        file.write("once")
+    asked = json.load(sys.stdin)
+    print("RENDERED", json.dumps({name: [0, 3, *(ord(letter) % TOKENS for letter in messages[-1]["content"])]
+                                  for name, messages in asked["prompts"].items()}))
+
+
+if __name__ == "__main__" and sys.argv[1] == "-c":
+    render(Path(json.loads(Path(os.environ["SIM_SERVER"]).read_text())["state"]))
+elif __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

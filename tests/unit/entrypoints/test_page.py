@@ -86,3 +86,25 @@ def test_metrics_are_in_the_text_format_of_prometheus(tmp_path: Path) -> None:
     assert 'sglang_bench_accept_length{arm="eagle3",concurrency="1"} 2.0' in text
     assert 'sglang_bench_accept_length{arm="baseline"' not in text
     assert all(line.startswith("#") or re.fullmatch(r"[a-z_]+\{[^}]*\} \S+", line) for line in text.splitlines())
+
+
+def test_the_limit_is_told_with_its_inputs_and_a_share_above_one_is_doubted(tmp_path: Path) -> None:
+    bench = {"mem_copy_gbs": [100.0], "allreduce": []}
+    inputs = {"active_bytes": 1e8, "kv_bytes_per_token": 100, "layers": 4, "tp": 1, "cuda": False, "microbench": bench}
+    found = made(tmp_path, limit_inputs=inputs)
+    assert found["limit"]["share_of_limit"] == pytest.approx(0.1, rel=0.2)
+    for text in (page.page(found), report.markdown(found)):
+        assert "Limit of this machine" in text
+        assert "not a GPU" in text
+        assert "% of it" in text
+    inputs["active_bytes"] = 1e10
+    assert "an input is wrong" in report.markdown(made(tmp_path / "b", limit_inputs=inputs))
+
+
+def test_the_client_and_missing_fields_are_in_the_report(tmp_path: Path) -> None:
+    row = {"streams": 1, "added_ms": {"p50": 0.1, "p99": None}, "cpu_us_per_chunk": 20.0}
+    found = made(tmp_path, client_calibration=[row])
+    found["software"]["contract"]["missing_fields"] = [{"name": "meta_info.cached_tokens", "consumers": ["proof"]}]
+    text = report.markdown(found)
+    assert "adds 0.10 ms" in text
+    assert "contract: meta_info.cached_tokens is absent" in text

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from entrypoints import prompts
-from entrypoints.errors import BadConfig, InputMissing
+from entrypoints.errors import BadConfig, InputMissing, Unusable
 
 
 def test_the_shipped_pack_has_four_strata_of_twelve_and_a_disjoint_warm_up() -> None:
@@ -86,3 +88,71 @@ def test_long_prompts_follow_the_seed_and_repeat_nothing() -> None:
         lines = text.splitlines()[1:-1]
         assert len(set(lines)) == len(lines)
     assert [prompt.stratum for prompt in one] == ["long", "long"]
+
+
+class Template:
+    """A server that renders chats, or says something else."""
+
+    def __init__(self, status: int = 200, body: object = None) -> None:
+        self.status, self.body = status, body
+        self.seen: list[dict[str, object]] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
+        length = int(head.partition("content-length:")[2].split("\r\n")[0])
+        asked = json.loads(await reader.readexactly(length))
+        self.seen.append(asked)
+        text = json.dumps(self.body if self.body is not None else
+                          {"tokens": [7, *map(ord, asked["messages"][-1]["content"][:4])]})
+        writer.write(f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        await writer.drain()
+        writer.close()
+
+    async def render(self, pack: prompts.Pack) -> dict[str, tuple[int, ...]]:
+        server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+        async with server:
+            return await prompts.render("127.0.0.1", server.sockets[0].getsockname()[1], pack.measured)
+
+
+def test_prompts_are_rendered_by_the_servers_own_template() -> None:
+    template, pack = Template(), prompts.load(per_stratum=1)
+    rendered = asyncio.run(template.render(pack))
+    assert list(rendered) == [prompt.id for prompt in pack.measured]
+    assert all(ids[0] == 7 and len(ids) == 5 for ids in rendered.values())
+    assert template.seen[0]["messages"] == list(pack.measured[0].messages)
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, {"detail": "Not Found"}), (400, {"error": "no chat template"}),
+                                              (200, {"tokens": []}), (200, {"tokens": ["a"]}), (200, {})])
+def test_a_server_without_a_template_is_named_with_what_it_said(status: int, body: object) -> None:
+    with pytest.raises(Unusable, match=r"/v1/tokenize, prompt chat-01: the server does not render"):
+        asyncio.run(Template(status, body).render(prompts.load(per_stratum=1)))
+
+
+def test_half_of_a_pack_is_every_second_prompt_of_each_stratum() -> None:
+    pack = prompts.load()
+    one, other = prompts.half(pack, 0), prompts.half(pack, 1)
+    assert not {prompt.id for prompt in one.measured} & {prompt.id for prompt in other.measured}
+    assert one.strata() == other.strata() == {"chat": 6, "code": 6, "math": 6, "rewrite": 6}
+
+
+@pytest.mark.parametrize(("script", "said"), [
+    ("#!/bin/sh\necho 'ValueError: no chat_template' >&2\nexit 1\n", "ValueError: no chat_template"),
+    ("", "Permission")])
+def test_a_tokenizer_without_a_template_says_so(tmp_path: Path, script: str, said: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(script)
+    if script:
+        python.chmod(0o755)
+    with pytest.raises(Unusable, match=said):
+        prompts.render_offline(python, "m", prompts.load(per_stratum=1).measured, {})
+
+
+def test_the_tokenizer_of_the_server_renders_each_prompt_under_its_name(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/t.py\n")
+    python.chmod(0o755)
+    (tmp_path / "t.py").write_text("import json, sys\nasked = json.load(sys.stdin)\nprint('noise')\n"
+                                   "print('RENDERED', json.dumps({name: [1, 2] for name in asked['prompts']}))\n")
+    pack = prompts.load(per_stratum=1)
+    assert prompts.render_offline(python, "m", pack.measured, {}) == {one.id: (1, 2) for one in pack.measured}

@@ -12,6 +12,7 @@ from tests.unit.entrypoints import builders, schema
 
 
 def folder(tmp_path: Path, ratio: float, pairs: int = 6, *, noise: float = 0.004, **context: Any) -> Path:
+    tmp_path.mkdir(exist_ok=True)
     document, blocks, rows = builders.run(ratio, pairs, noise=noise)
     document.update(prompts={"pack": "p", "sha256": "0", "count": 8, "strata": {}, "ids": [], "warmup": 8},
                     ignore_eos=False, temperature=0.0,

@@ -288,3 +288,12 @@ def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Be
     assert result["plan"]["prompts"]["strata"]["long"] == 1
     assert result["arms"]["baseline"]["load_points"]["4"]["requests"] == 5
     assert result["verdict"]["invalid_causes"] == []
+
+
+def test_a_server_that_renders_no_chats_is_served_by_its_tokenizer_once(bench: Bench) -> None:
+    """SGLang 0.5.9: `/v1/tokenize` takes plain text only."""
+    old = {"tokenize": 422}
+    _, result = bench.go(BASE | old, SPEC | old, pairs=1)
+    assert result["verdict"]["invalid_causes"] == []
+    assert result["requests_file"]["count"] == 16
+    assert (bench.folder / "starts" / "templates").read_text() == "once"

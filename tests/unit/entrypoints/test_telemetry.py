@@ -102,3 +102,8 @@ def test_the_sampler_reads_beside_and_ends() -> None:
     assert [one["now"] for one in sampler.samples] == sorted(one["now"] for one in sampler.samples)
     assert sampler.samples[0]["gpus"][0]["power_w"] == 300.0
     assert not sampler._thread.is_alive()
+
+
+def test_a_busy_machine_without_gpu_is_told() -> None:
+    rows = [{**one, "gpus": [], "load_1m": 500.0} for one in samples()]
+    assert "busy with other work" in telemetry.warnings(telemetry.summarise(rows, [(0.0, 5.0)]))[0]
