@@ -21,7 +21,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
         head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
         length = int(head.partition("content-length:")[2].split("\r\n")[0])
         body = json.loads(await reader.readexactly(length))
