@@ -249,3 +249,29 @@ def test_a_benchmark_that_leaves_no_result_fails_with_its_code(job: Job) -> None
 def test_the_engine_is_left_as_it_was() -> None:
     assert "inttest-regtest" not in docker("images", "--format", "{{.Tag}}")
     assert buildctl("--version").code == 0
+
+
+def test_the_gitlab_example_uses_scripts_that_exist(tmp_path: Path) -> None:
+    example = yaml.safe_load((ROOT / "docs" / "examples" / "gitlab-ci.yml").read_text())
+    lines: list[str] = []
+
+    def flatten(entry: Any) -> None:
+        if isinstance(entry, list):
+            for one in entry:
+                flatten(one)
+        else:
+            lines.append(entry)
+
+    found = {name: job for name, job in example.items() if isinstance(job, dict) and "script" in job}
+    assert set(found) == set(example["stages"]) == {"test", "publish", "benchmark"}
+    for job in found.values():
+        flatten(job["script"])
+        flatten(job.get("after_script", []))
+    for script in re.findall(r"\.github/scripts/\w+|\.ci/run", "\n".join(lines)):
+        assert os.access(ROOT / script, os.X_OK)
+    assert found["publish"]["rules"] == [{"if": "$CI_COMMIT_TAG"}]
+    path = tmp_path / "all.sh"
+    path.write_text("#!/bin/bash\n" + "\n".join(lines) + "\n")
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
