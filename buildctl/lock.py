@@ -58,12 +58,12 @@ class Unlocked:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two packages that install files of the same path with different content: how many, and the first of them."""
+    """Two packages that install files of the same path with different content: how many, and the first few."""
 
     first: str
     second: str
     files: int
-    example: str
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def _from_dict(data: dict[str, Any]) -> Lock:
                  for package, series in data["patches"].items()},
         local=data["local"], epoch=data["epoch"], inputs=data["inputs"],
         unlocked=tuple(Unlocked(**entry) for entry in data.get("unlocked", ())),
-        overlaps=tuple(Overlap(**entry) for entry in data.get("overlaps", ())))
+        overlaps=tuple(Overlap(**{**entry, "paths": tuple(entry["paths"])}) for entry in data.get("overlaps", ())))
 
 
 def partition(layers: Mapping[str, tuple[str, ...]], via: Mapping[str, frozenset[str]]) -> dict[str, str]:

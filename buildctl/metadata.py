@@ -35,6 +35,8 @@ _THREADS = 8
 _TAIL = 64 * 1024
 #: a server without byte ranges is still read when the whole file is no bigger
 _SMALL = 1024 * 1024
+#: paths that an overlap names
+_SHOWN = 20
 #: files that a wheel has of its own under dist-info or that installers write anew
 _OWN = re.compile(r"[^/]+\.(?:dist-info|data)/")
 
@@ -140,7 +142,7 @@ def overlaps(facts: Mapping[str, Facts]) -> tuple[Overlap, ...]:
         for (first, *one), (second, *other) in combinations(entries, 2):
             if one != other:
                 pairs.setdefault((first, second), []).append(path)
-    return tuple(Overlap(first, second, len(paths), min(paths)) for (first, second), paths in sorted(pairs.items()))
+    return tuple(Overlap(first, second, len(paths), tuple(sorted(paths)[:_SHOWN])) for (first, second), paths in sorted(pairs.items()))
 
 
 def _parse(line: str) -> Requirement | None:

@@ -70,10 +70,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A finding of a compatibility rule that this stack lives with on purpose; without `package`, any of that rule."""
+    """A finding of a compatibility rule that the stack lives with: about one package, variable or flag, or any."""
 
     rule: str
-    package: str
+    subject: str
     reason: str
     place: str
 
@@ -325,7 +325,7 @@ def _accept(table: Table) -> tuple[Accepted, ...]:
     found = []
     for inner in table.tables("accept"):
         found.append(Accepted(inner.string("rule", pattern=r"[a-z0-9-]+", expected="the id of a rule"),
-                              canonicalize_name(inner.string("package", "")), inner.string("reason"), inner.where()))
+                              canonicalize_name(inner.string("of", "")), inner.string("reason"), inner.where()))
         inner.close()
     return tuple(found)
 
