@@ -110,7 +110,12 @@ def table(rows: Sequence[Row], *, full: bool = False) -> list[list[str]]:
 def _shown(cell: Cell, full: bool) -> str:
     if cell.state == OFFSET:
         return f"offset {cell.detail}"
-    return f"fails: {cell.detail}" if cell.state == FAILS and full else cell.state
+    if cell.state != FAILS:
+        return cell.state
+    if full:
+        return f"fails: {cell.detail}"
+    _, hunk, number = cell.detail.partition("hunk ")
+    return f"fails {number}" if hunk else "file gone"
 
 
 def _first(row: Row) -> str:

@@ -81,6 +81,19 @@ def test_every_patch_of_the_old_release_is_carried_or_dropped_with_a_reason() ->
     assert not kept & dropped
 
 
+@pytest.mark.parametrize("name", ["sglang/0.5.9", "sglang/0.5.23", "flashinfer/0.6.3"])
+def test_the_documents_matrix_is_of_these_patches(name: str) -> None:
+    document = (PATCHES.parent / "docs" / "patches.md").read_text()
+    text = document.split(f"<!-- matrix patches/{name}:")[1].split("<!-- end -->")[0]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
+                      for line in text.splitlines() if line.startswith("|"))
+    series = patches.read_series(PATCHES / name)
+
+    assert [row[0] for row in rows] == [patch.name for patch in series.patches]
+    assert {row[head.index(series.version)] for row in rows} == {"applies"}
+    assert len(head) >= 8  # the patch, six releases or more, the first change
+
+
 def test_no_patch_touches_the_gate_of_custom_all_reduce() -> None:
     """Behind it the kernel launches nothing on more than two PCIe cards: numbers that nobody reduced."""
     touched = {path for folder in FOLDERS for patch in patches.read_series(folder).patches for path in patch.files}

@@ -13,7 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -49,6 +49,11 @@ def text(series: str, path: str, *, patched: bool = True) -> str:
     return content.decode()
 
 
+@functools.cache
+def _code(series: str, path: str, patched: bool) -> CodeType:
+    return compile(text(series, path, patched=patched), path, "exec", dont_inherit=True)
+
+
 def load(series: str, module: str, given: Mapping[str, Any] | None = None, *, patched: bool = True) -> ModuleType:
     """The module `module` of the release, executed with stand-ins for what it imports.
 
@@ -61,7 +66,7 @@ def load(series: str, module: str, given: Mapping[str, Any] | None = None, *, pa
     loaded.__dict__["__builtins__"] = {**vars(builtins), "__import__": _importer(loaded.__package__, known)}
     sys.modules[module] = loaded  # dataclasses look their module up
     try:
-        exec(compile(text(series, path, patched=patched), path, "exec", dont_inherit=True), loaded.__dict__)
+        exec(_code(series, path, patched), loaded.__dict__)
     finally:
         del sys.modules[module]
     return loaded

@@ -305,7 +305,7 @@ def releases(bench: Bench, tmp_path: Path) -> Bench:
 def test_matrix_prints_the_fate_per_release(releases: Bench) -> None:
     out = releases.run("matrix", "--versions", "1.0,1.1,1.2")
 
-    assert "0001-gate.patch  applies  offset +1  fails  broken by 1.2 (gate.py: hunk #1)" in out
+    assert "0001-gate.patch  applies  offset +1  fails #1  broken by 1.2 (gate.py: hunk #1)" in out
     assert f"fails: {GATE}: hunk #1" in releases.run("matrix", "--versions", "1.2", "--full")
     assert "| 0001-gate.patch | applies | none |" in releases.run("matrix", "--versions", "1.0", "--markdown")
 

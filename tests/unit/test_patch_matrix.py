@@ -82,7 +82,7 @@ def test_the_first_break_and_the_first_release_that_has_it_are_both_told(tmp_pat
 
     assert patch_matrix.table(rows) == [
         ["patch", "1.0", "1.1", "1.2", "1.3", "first change"],
-        ["0001-gate.patch", "applies", "offset +1", "fails", "upstream",
+        ["0001-gate.patch", "applies", "offset +1", "fails #1", "upstream",
          "broken by 1.2 (gate.py: hunk #1), upstream in 1.3; header: 1.3"]]
     assert patch_matrix.table(rows, full=True)[1][3] == f"fails: {PATH}: hunk #1"
 
@@ -91,6 +91,12 @@ def test_a_patch_that_always_applies_says_so(tmp_path: Path) -> None:
     rows = patch_matrix.matrix(series(tmp_path), reader(OLD), [("1.0", lambda: reader(OLD))])
 
     assert patch_matrix.table(rows)[1][-1] == "none"
+
+
+def test_a_file_that_is_gone_is_told_from_a_hunk_that_fails(tmp_path: Path) -> None:
+    rows = patch_matrix.matrix(series(tmp_path), reader(OLD), [("1.0", lambda: reader(None))])
+
+    assert patch_matrix.table(rows)[1] == ["0001-gate.patch", "file gone", "broken by 1.0 (gate.py)"]
 
 
 def test_the_markdown_is_a_table(tmp_path: Path) -> None:
