@@ -377,6 +377,11 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     if kept:
         notes.append(f"the prefix cache was not flushed (HTTP {kept[0]['status']}) before {len(kept)} passes; the "
                      "cached tokens of each request show whether that mattered")
+    shaky = [block["index"] for block in blocks
+             if block["validity"]["ok"] and not (block["warmup"] or {}).get("stable", True)]
+    if shaky:
+        notes.append(f"the rate had not become steady when block {', '.join(map(str, shaky))} was measured: a noisy "
+                     "machine")
     seen = [warning for block in blocks for warning in (block.get("telemetry") or {}).get("warnings", [])]
     notes += [f"{warning} (in {seen.count(warning)} blocks)" for warning in dict.fromkeys(seen)]
     good = [row for row in rows if measurable(row)]

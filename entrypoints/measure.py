@@ -225,8 +225,9 @@ class _Measuring:
                     break
             else:
                 stable = False
-                self.causes.append(f"not steady after {len(rates)} warm-up windows at concurrency {point}: "
-                                   f"last {', '.join(f'{one:.1f}' for one in rates[-plan['agree']:])} tok/s")
+                (self.causes if plan["required"] else []).append(
+                    f"not steady after {len(rates)} warm-up windows at concurrency {point}: "
+                    f"last {', '.join(f'{one:.1f}' for one in rates[-plan['agree']:])} tok/s")
         self.record["warmup"] = {"windows": windows, "stable": stable,
                                  "seconds": round(time.perf_counter() - began, 3),
                                  "jit_files_new": len(before - first), "jit_files_while_measuring": 0}

@@ -232,3 +232,10 @@ def test_a_secondary_load_point_gets_its_own_holm_level() -> None:
     found = analyse.analyse(plan, blocks, rows + more)
     assert [one["concurrency"] for one in found["comparison"]] == [1, 4, 16]
     assert sorted(one["alpha_used"] for one in found["comparison"]) == [0.025, 0.05, 0.05]
+
+
+def test_a_start_that_was_not_steady_is_named() -> None:
+    plan, blocks, rows = builders.run(1.2)
+    blocks[3]["warmup"]["stable"] = False
+    notes = analyse.analyse(plan, blocks, rows)["verdict"]["reasons"]
+    assert any("when block 3 was measured" in note for note in notes)

@@ -134,8 +134,9 @@ def test_an_arm_with_the_flags_of_the_baseline_is_a_control_and_never_the_candid
 
 
 def test_a_cpu_image_warms_up_with_a_wider_tolerance_that_the_plan_states() -> None:
-    assert plan.warm_up(made(None), settings())["tolerance"] == 0.25
-    assert plan.warm_up(made(), settings())["tolerance"] == 0.05
+    cpu, gpu = plan.warm_up(made(None), settings()), plan.warm_up(made(), settings())
+    assert (cpu["tolerance"], cpu["required"]) == (0.25, False)
+    assert (gpu["tolerance"], gpu["required"]) == (0.05, True)
 
 
 def test_secrets_are_masked_in_the_plan() -> None:
