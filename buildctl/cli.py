@@ -19,6 +19,7 @@ from buildctl.errors import BuildctlError, Interrupted, Problem, UsageError
 COMMANDS = {
     "list": ("listing", "Show the stacks and their images."),
     "lock": ("lock", "Resolve a stack once, with hashes, into its lock."),
+    "check": ("check", "Check stacks: manifest, lock, compatibility rules."),
     "plan": ("plan", "Show what a build would do, and why."),
     "render": ("render", "Write the Dockerfile, its context and the bake file."),
     "build": ("build", "Build and tag the images of a stack."),

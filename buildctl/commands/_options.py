@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from buildctl import compose, host, project, stack
+from buildctl import compat, compose, host, project, stack
 from buildctl import lock as locks
 
 DEFAULT_STACK = "sglang-0.5.23-cu130"
@@ -60,8 +60,21 @@ def composed(root: Path, stack_name: str, wheelhouses: tuple[Path, ...],
     found = project.find(root)
     loaded = stack.load(found, stack_name)
     locked = locks.load(loaded, found)
+    judge(loaded, locked)
     lent = lend or host.read(wheelhouses)
     return found, compose.compose(found, loaded, locked, lent, revision(found.root))
+
+
+def judge(loaded: stack.Stack, locked: locks.Lock) -> compat.Report:
+    """Hold a stack against the compatibility rules; warnings go to stderr.
+
+    :raises CompatibilityError: with everything that does not fit.
+    """
+    report = compat.check(loaded, locked)
+    for problem in report.warnings:
+        click.echo(f"warning: {problem}", err=True)
+    report.raise_errors()
+    return report
 
 
 def size(count: int | None) -> str:

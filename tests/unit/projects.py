@@ -56,10 +56,14 @@ patches:
 profile:
   sglang: "0.5"
   environment: {A: "1"}
-  server: {mem-fraction-static: 0.5, enable-metrics: true}
+  server: {mem-fraction-static: 0.5, max-running-requests: 4, enable-metrics: true}
   arms:
     baseline: {}
-    eagle3: {speculative-algorithm: EAGLE3}
+    eagle3:
+      speculative-algorithm: EAGLE3
+      speculative-num-steps: 3
+      speculative-eagle-topk: 1
+      speculative-num-draft-tokens: 4
 """
 
 PATCH = """\
@@ -113,7 +117,7 @@ def make(root: Path, stack_text: str = STACK) -> Project:
 def wheel(name: str, version: str = "1.0", layer: str = "torch", **rest: object) -> Wheel:
     """A locked wheel with a made-up hash."""
     fields = {"index": locks.PUBLIC, "file": f"{name}-{version}-py3-none-any.whl", "sha256": "ab" * 32, "size": 1000,
-              "via": (".",), **rest}
+              "via": (".",), "requires": (), **rest}
     return Wheel(name=name, version=version, layer=layer, **fields)  # type: ignore[arg-type]
 
 

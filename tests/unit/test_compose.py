@@ -82,7 +82,7 @@ def test_image_json_holds_what_the_entrypoint_needs(tmp_path: Path) -> None:
     assert facts["patches"][0]["name"] == "0001-change.patch"
     assert facts["patches"][0]["marker"] == "changed"
     assert facts["trees"] == {"sglang": "12" * 32}
-    assert facts["profile"]["arms"]["eagle3"] == {"speculative-algorithm": "EAGLE3"}
+    assert facts["profile"]["arms"]["eagle3"]["speculative-algorithm"] == "EAGLE3"
     below = json.loads(composition.files["image/torch/image.json"].content())
     assert below["profile"] is None
     assert below["patches"] == []

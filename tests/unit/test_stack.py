@@ -30,8 +30,10 @@ def test_a_stack_is_read_into_typed_fields(tmp_path: Path) -> None:
     assert loaded.cuda is None
     assert loaded.requirements["torch"] == ("torch==2.0",)
     assert loaded.indexes[0].packages == ("torch",)
-    assert loaded.profile.arms == {"baseline": {}, "eagle3": {"speculative-algorithm": "EAGLE3"}}
-    assert loaded.profile.as_dict()["server"] == {"mem-fraction-static": 0.5, "enable-metrics": True}
+    assert set(loaded.profile.arms) == {"baseline", "eagle3"}
+    assert loaded.profile.arms["eagle3"]["speculative-num-steps"] == 3
+    assert loaded.profile.as_dict()["server"] == {"mem-fraction-static": 0.5, "max-running-requests": 4,
+                                                  "enable-metrics": True}
     assert loaded.layer("torch").version_of == "torch"
 
 
