@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from entrypoints import models
+from entrypoints import contract, models
 from entrypoints.command import server_argv
 from entrypoints.errors import InputMissing, Unusable
 from entrypoints.host import Gpu, Host
@@ -251,12 +251,24 @@ def integrity(image: Image, root: Path = PATCH_ROOT) -> Iterator[Finding]:
     yield Finding("packages", "fail" if changed else "ok", "; ".join(changed) or f"{len(image.packages)} as built",
                   "the versions of image.json",
                   "something was installed over the image: start from a fresh container" if changed else "")
+    yield agreement(site / "sglang", image.packages.get("sglang", image.profile.sglang))
     for package, tree in image.trees.items():
         files = {path for one in image.patches if one.package == package
                  for path in patched_files(root / one.package / one.name)}
         found = effective_tree(site, files)
         yield Finding(f"tree {package}", "ok" if found == tree else "fail", found[:16], tree[:16],
                       "patched files were changed after the build" if found != tree else "")
+
+
+def agreement(source: Path, version: str) -> Finding:
+    """Whether the installed SGLang has what this program uses of it (contract.toml)."""
+    if not source.is_dir():
+        return Finding("contract", "fail", f"no {source}", "SGLang", "pull the image again")
+    missing = contract.missing_in_source(source, version)
+    names = "; ".join(f"{one.name} (unavailable: {', '.join(one.consumers)})" for one in missing)
+    state = "fail" if any(one.required for one in missing) else "warn" if missing else "ok"
+    return Finding("contract", state, names or f"everything that is used of SGLang {version}", "",
+                   "use the entrypoint that was released with this SGLang" if missing else "")
 
 
 def patched_files(patch: Path) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints import check
+from entrypoints import check, contract
 from entrypoints.check import Finding, exit_code, render, tensor_parallel
 from entrypoints.host import Gpu, Host, memory_limit, read
 from entrypoints.image import Image, load
@@ -18,6 +18,7 @@ from entrypoints.settings import Settings, resolve
 from tests.unit.entrypoints.image import write
 
 GIB = 2**30
+AGREEMENT = check.agreement
 BARE = Host(cpus=2, memory=24 * GIB, shm_total=64 * 2**20, shm_free=64 * 2**20, memlock=-1, uid=1000)
 PAIRS = tuple(tuple(None if i == j else True for j in range(8)) for i in range(8))
 BOX = Host(cpus=128, memory=1024 * GIB, shm_total=64 * GIB, shm_free=64 * GIB, memlock=-1, uid=1000,
@@ -36,6 +37,12 @@ def settings(tmp_path: Path, *words: str) -> Settings:
     (tmp_path / "cache").mkdir(exist_ok=True)
     (tmp_path / "results").mkdir(exist_ok=True)
     return resolve(["--cache", str(tmp_path / "cache"), "--results", str(tmp_path / "results"), *words], {})
+
+
+@pytest.fixture(autouse=True)
+def no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang is not installed where the tests run: its source is judged in a test of its own."""
+    monkeypatch.setattr(check, "agreement", lambda *_: Finding("contract", "skip", "not here"))
 
 
 def states(host: Host, tmp_path: Path, *words: str, **changes: Any) -> dict[str, Finding]:
@@ -149,7 +156,7 @@ def test_integrity_of_patches_packages_and_tree(tmp_path: Path, monkeypatch: pyt
         built = image(tmp_path, **{"patches": [good], "trees": {"pytest": tree}, **changes})
         return {one.name: one for one in check.integrity(built, tmp_path / "patches")}
 
-    assert {one.state for one in look().values()} == {"ok"}
+    assert {one.state for one in look().values()} == {"ok", "skip"}
     assert look(trees={"pytest": "00" * 32})["tree pytest"].state == "fail"
     assert look(patches=[{**good, "sha256": "00"}])["patches"].state == "fail"
     gone = look(patches=[{**good, "name": "0002-gone.patch"}])
@@ -160,6 +167,22 @@ def test_integrity_of_patches_packages_and_tree(tmp_path: Path, monkeypatch: pyt
     assert "nothing-like-it absent instead of 2" in other.found
     assert look(python="/no/python")["packages"].state == "fail"
     assert look(python="/bin/false")["packages"].found == "no output"
+
+
+def test_the_contract_against_the_installed_source(tmp_path: Path) -> None:
+    entries = [one for one in contract.load() if one.literal and one.applies("0.5.23")]
+    required = [one.literal for one in entries if one.required]
+
+    def judge(*literals: str) -> Finding:
+        (tmp_path / "all.py").write_text("\n".join(literals), encoding="utf-8")
+        return AGREEMENT(tmp_path, "0.5.23")
+
+    assert judge(*(one.literal for one in entries)).state == "ok"
+    some = judge(*required)
+    assert some.state == "warn"
+    assert "/start_profile (unavailable: trace)" in some.found
+    assert judge().state == "fail"
+    assert AGREEMENT(tmp_path / "none", "0.5.23").state == "fail"
 
 
 def test_an_absent_patched_file_changes_the_tree(tmp_path: Path) -> None:
