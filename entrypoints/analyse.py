@@ -377,6 +377,8 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     if kept:
         notes.append(f"the prefix cache was not flushed (HTTP {kept[0]['status']}) before {len(kept)} passes; the "
                      "cached tokens of each request show whether that mattered")
+    changed = {(block["arm"], one) for block in blocks for one in block.get("changed_arguments") or []}
+    notes += [f"{arm}: the server changed an argument: {one}" for arm, one in sorted(changed)]
     shaky = [block["index"] for block in blocks
              if block["validity"]["ok"] and not (block["warmup"] or {}).get("stable", True)]
     if shaky:

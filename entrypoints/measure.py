@@ -20,9 +20,9 @@ from entrypoints import analyse, client, contract, equivalence, evidence, prompt
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
 from entrypoints.image import Patch
-from entrypoints.plan import Arm, resolved
+from entrypoints.plan import Arm, flags_of, resolved
 from entrypoints.probe import NoAnswer
-from entrypoints.readiness import Expect, wait_ready
+from entrypoints.readiness import Expect, asked, differences, wait_ready
 from entrypoints.supervise import Launch, Server
 
 FLUSH_TRIES = 8
@@ -99,6 +99,9 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         record["ready_evidence"] = dict(ready.evidence)
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
+        single = {name: value for name, value in asked(task.launch.argv).items()
+                  if " " not in flags_of(task.launch.argv).get(name.replace("_", "-"), "")}
+        record["changed_arguments"] = differences(single, ready.server_info)
         measuring = _Measuring(task, server, outcome, save, say)
         with sampler:
             measuring.all(on_ready, between)

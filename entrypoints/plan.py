@@ -96,10 +96,11 @@ def arms(image: Image, settings: Settings) -> tuple[Arm, ...]:
     if problems:
         raise Usage(problems)
     pins = _pins(image, settings)
+    extra = (*_graph_sizes(image, settings), *settings.extra)
     made = []
     for name, own in chosen:
         argv = server_argv(image, {**pins, **own}, model=settings.model, draft=settings.draft, host="127.0.0.1",
-                           port=0, extra=settings.extra)
+                           port=0, extra=extra)
         cut = argv.index("--port") + 1
         made.append(Arm(name, dict(own), (*argv[:cut], PORT, *argv[cut + 1:])))
     needs_draft = [arm.name for arm in made
@@ -137,6 +138,22 @@ def _pins(image: Image, settings: Settings) -> dict[str, Scalar]:
     pins: dict[str, Scalar] = {"random-seed": settings.seed % 2**31,
                                "max-running-requests": max(48, *settings.concurrency)}
     return {name: value for name, value in pins.items() if name not in image.profile.server}
+
+
+def _graph_sizes(image: Image, settings: Settings) -> tuple[str, ...]:
+    """The batch sizes to capture as CUDA graphs, the same in every arm: SGLang captures finer steps when it speculates.
+
+    Its flag is named after the one for the largest size (`--cuda-graph-max-bs` before per-phase flags came). Without
+    such a flag nothing is pinned, and the comparison of resolved arguments decides.
+    """
+    given = {**{name: str(value) for name, value in image.profile.server.items()}, **flags_of(settings.extra)}
+    for suffix in ("-decode", ""):
+        largest, sizes = given.get(f"cuda-graph-max-bs{suffix}", ""), f"cuda-graph-bs{suffix}"
+        if largest.isdigit() and sizes not in given:
+            most = int(largest)
+            steps = {*range(1, 9), *range(10, 33, 2), *range(40, most + 1, 8), most}
+            return (f"--{sizes}", *(str(size) for size in sorted(steps) if size <= most))
+    return ()
 
 
 def flags_of(argv: Sequence[str]) -> dict[str, str]:

@@ -268,7 +268,7 @@ class Runner:
         self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
         launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
                         log=self.folder / f"server-{index:02}-{name}.log", port=port)
-        expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=asked(launch.argv))
+        expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=_identity(launch.argv))
         task = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
             render=self._render,
@@ -395,6 +395,15 @@ class Runner:
         self.err.write(f"[{passed // 60:3}:{passed % 60:02}] {line}\n")
         self.err.flush()
         self.pulse.phase = line
+
+
+def _identity(argv: Sequence[str]) -> dict[str, Any]:
+    """What a server must say about itself to be the one that was started.
+
+    Other arguments may be resolved to something else; they are compared between the arms, and changes are noted.
+    """
+    return {name: value for name, value in asked(argv).items()
+            if name.startswith("speculative_") or name in {"port", "device", "random_seed", "quantization"}}
 
 
 def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:

@@ -144,7 +144,7 @@ class Sim:
                     meta["finish_reason"] = {"type": "length", "length": sent}
                     if self.speculative and not self.arm.get("no_spec_counts"):
                         accepted = round(rounds * (tau - 1))
-                        meta.update(spec_verify_ct=rounds, spec_num_correct_drafts=accepted,
+                        meta.update(spec_verify_ct=rounds, spec_num_correct_drafts=accepted, spec_accept_length=sent / max(rounds, 1),
                                     spec_num_proposed_drafts=5 * rounds,
                                     spec_correct_drafts_histogram=[rounds - accepted, accepted])
                 write({"text": "", "output_ids": ids[:sent], "meta_info": meta})

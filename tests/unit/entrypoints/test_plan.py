@@ -148,3 +148,23 @@ def test_flags_with_lists_and_equals_are_compared_whole() -> None:
     assert plan.parse_flags("--a 1 --b --c=x", "w") == {"a": "1", "b": True, "c": "x"}
     assert dataclasses.is_dataclass(plan.Arm)
     assert Path(prompts.SHIPPED).exists()
+
+
+@pytest.mark.parametrize(("server", "extra", "flag"), [
+    ({"cuda-graph-max-bs-decode": 48}, (), "cuda-graph-bs-decode"), ({"cuda-graph-max-bs": 48}, (), "cuda-graph-bs"),
+    ({"cuda-graph-max-bs-decode": 8}, ("--cuda-graph-max-bs-decode", "48"), "cuda-graph-bs-decode")])
+def test_the_captured_batch_sizes_are_the_same_in_both_arms(server: dict[str, Any], extra: tuple[str, ...],
+                                                            flag: str) -> None:
+    """SGLang generates another list when it speculates, even with the same largest size."""
+    found = [plan.flags_of(arm.argv)[flag] for arm in plan.arms(made(server=server), settings(extra=extra))]
+    assert found[0] == found[1]
+    sizes = [int(word) for word in found[0].split()]
+    assert sizes[:8] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sizes[-1] == 48
+    assert sizes == sorted(set(sizes))
+
+
+def test_batch_sizes_that_somebody_chose_are_left_alone() -> None:
+    for server, extra in (({}, ()), ({"cuda-graph-max-bs-decode": 48}, ("--cuda-graph-bs-decode", "1", "2"))):
+        flags = plan.flags_of(plan.arms(made(server=server), settings(extra=extra))[0].argv)
+        assert flags.get("cuda-graph-bs-decode", "1 2") == "1 2"

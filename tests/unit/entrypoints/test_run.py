@@ -297,3 +297,10 @@ def test_a_server_that_renders_no_chats_is_served_by_its_tokenizer_once(bench: B
     assert result["verdict"]["invalid_causes"] == []
     assert result["requests_file"]["count"] == 16
     assert (bench.folder / "starts" / "templates").read_text() == "once"
+
+
+def test_an_argument_that_the_server_changed_is_told(bench: Bench) -> None:
+    info = {"info": {"mem_fraction_static": 0.4}}
+    _, result = bench.go(BASE | info, SPEC | info, pairs=1)
+    assert "eagle3: the server changed an argument: mem_fraction_static: asked 0.5, server says 0.4" in \
+        result["verdict"]["reasons"]
