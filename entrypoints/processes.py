@@ -59,7 +59,8 @@ def read(pid: int) -> Process | None:
 
 def everyone() -> dict[int, Process]:
     """All processes that we may see."""
-    found = (read(int(entry.name)) for entry in os.scandir(PROC) if entry.name.isdigit())
+    with os.scandir(PROC) as entries:
+        found = [read(int(entry.name)) for entry in entries if entry.name.isdigit()]
     return {one.pid: one for one in found if one}
 
 
@@ -99,6 +100,16 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
+def reap_orphans(session: int) -> None:
+    """Read the status of ended orphans of a session that became our children; its leader is left to its owner."""
+    with contextlib.suppress(OSError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            one = read(ended.si_pid)
+            if one is None or one.session != session or one.pid == session:
+                return
+            os.waitpid(one.pid, os.WNOHANG)
+
+
 def listeners() -> dict[int, set[int]]:
     """Ports in state LISTEN with the inodes of their sockets (IPv4 and IPv6)."""
     ports: dict[int, set[int]] = {}
@@ -114,8 +125,8 @@ def listeners() -> dict[int, set[int]]:
 def socket_inodes(pid: int) -> set[int]:
     """Inodes of the sockets that a process holds; empty when we may not look."""
     found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(PROC / str(pid) / "fd"):
+    with contextlib.suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
                 target = os.readlink(entry.path)  # noqa: PTH115 - many of them, and often
                 if target.startswith("socket:["):
@@ -158,8 +169,8 @@ def shared_memory(pids: Iterable[int]) -> set[int]:
 def remove_segments(inodes: Collection[int]) -> list[str]:
     """Delete the files in /dev/shm with these inodes; their names. SGLang leaves some behind when it is killed."""
     removed = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(SHM):
+    with contextlib.suppress(OSError), os.scandir(SHM) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.inode() in inodes:
                     Path(entry.path).unlink()

@@ -164,8 +164,12 @@ class Server:
             raise self._death
         if self._process is None:
             raise RuntimeError("the server was not started")
-        if not self._settled and time.monotonic() >= self._next_look:
-            self.look()
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + 0.5
+            processes.reap_orphans(self.pid)
+            if not self._settled:
+                self.look()
         gone = tuple(f"{self._required[pid].name} (pid {pid})" if pid in self._required else f"server (pid {pid})"
                      for pid in (self._fds[fd] for fd, _ in self._poll.poll(0)))
         fatal = [line for line in self.log.new_lines()
@@ -196,7 +200,6 @@ class Server:
                 self._watch(one.pid)
         living = [one for one in self._family.values() if one.alive]
         self._segments |= processes.shared_memory(one.pid for one in living)
-        self._next_look = time.monotonic() + 0.5
         return living
 
     @property
@@ -284,10 +287,10 @@ class Server:
         self._poll.register(descriptor, select.POLLIN)
 
     def _needs(self, one: Process) -> bool:
-        """Whether the server cannot live without it. A process that a scheduler forks has its name for a moment."""
+        """Whether the server cannot live without it. What a scheduler forks has its name for a while, orphan or not."""
         parent = self._family.get(one.parent)
         return (one.name.startswith(REQUIRED_PREFIX) and one.pid != self.pid
-                and (parent is None or parent.name != one.name))
+                and parent is not None and parent.name != one.name)
 
     def _last_words(self, gone: tuple[str, ...]) -> Diagnosis:
         """Let the log finish (a traceback follows the line that told us), then judge."""

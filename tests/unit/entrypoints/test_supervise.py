@@ -116,6 +116,22 @@ def test_an_orphan_of_another_session_is_found_after_its_parent_died(tmp_path: P
     assert not processes.is_same(orphan)
 
 
+def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path) -> None:
+    """K6-1: as their new parent we read their status."""
+    def defunct() -> list[processes.Process]:
+        return [member for member in processes.everyone().values()
+                if member.parent == os.getpid() and member.session == one.pid and not member.alive]
+
+    with server(tmp_path, adrift=5) as one:
+        ready(one)
+        end = time.monotonic() + 2
+        seen = 0
+        while time.monotonic() < end and (seen < 5 or defunct()):
+            seen = max(seen, len(defunct()))
+            one.wait(0.02)
+        assert not defunct()
+
+
 def test_only_own_processes_are_stopped(tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
