@@ -77,8 +77,15 @@ def test_every_patch_of_the_old_release_is_carried_or_dropped_with_a_reason() ->
     old, new = (patches.read_series(PATCHES / "sglang" / version) for version in ("0.5.9", "0.5.23"))
     kept, dropped = {patch.name for patch in new.patches}, {gone.name for gone in new.dropped}
 
-    assert kept | dropped == {patch.name for patch in old.patches}
+    assert {patch.name for patch in old.patches} <= kept | dropped
     assert not kept & dropped
+
+
+def test_the_marker_of_fusion_means_that_it_runs() -> None:
+    """The benchmark takes a marker of this concern for proof that fusion is active; 0.5.23 only takes its flag back."""
+    concerns = {patch.header.concern for patch in patches.read_series(PATCHES / "sglang" / "0.5.23").patches}
+
+    assert "allreduce-fusion" not in concerns
 
 
 @pytest.mark.parametrize("name", ["sglang/0.5.9", "sglang/0.5.23", "flashinfer/0.6.3"])

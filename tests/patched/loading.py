@@ -121,6 +121,7 @@ def torch(card: str, cuda: str = "13.0") -> MagicMock:
     return stand_in
 
 
+@functools.cache
 def common(series: str, card: str, *, patched: bool = True) -> ModuleType:
     """The real `sglang.srt.utils.common` on a machine with that card."""
     return load(series, "sglang.srt.utils.common", {"torch": torch(card)}, patched=patched)

@@ -159,7 +159,7 @@ def resolved(card: str, backend: str | None, *, forced_off: bool = False, patche
 @pytest.mark.parametrize("backend", ["auto", "trtllm", "mnnvl", "cutedsl"])
 def test_on_sm12x_the_flag_is_taken_back_with_advice(card: str, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     assert resolved(card, backend) == {"flashinfer_allreduce_fusion_backend": None}
-    assert "buildctl patch allreduce-fusion:" in caplog.text
+    assert "buildctl patch fusion-flag:" in caplog.text
     assert "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1" in caplog.text
 
 
