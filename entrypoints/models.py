@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,19 @@ def _folder(name: str, role: str, environ: Mapping[str, str], cache: Path | None
     if not folder.is_dir():
         return [Problem(what=f"the {role} folder is not there", where=name, expected="a folder with config.json",
                         todo="mount it: -v /host/path:/models:ro")]
+    if (folder / "config.json").exists() and not os.access(folder / "config.json", os.R_OK):
+        return [Problem(what=f"the {role}'s config.json cannot be read", where=name,
+                        expected=f"readable by user {os.getuid()}", todo="on the host: chmod -R a+rX FOLDER")]
     if not config(folder):
         return [Problem(what=f"the {role} folder has no readable config.json", where=name,
                         found=", ".join(sorted(one.name for one in folder.iterdir())[:8]) or "an empty folder",
                         expected="config.json", todo="name the folder that holds config.json itself")]
-    if not any(one for pattern in _WEIGHTS for one in folder.glob(pattern)):
+    weights = [one for pattern in _WEIGHTS for one in folder.glob(pattern)]
+    closed = sorted(one.name for one in weights if not os.access(one, os.R_OK))
+    if closed:
+        return [Problem(what=f"the {role}'s weights cannot be read", where=name, found=", ".join(closed[:4]),
+                        expected=f"readable by user {os.getuid()}", todo="on the host: chmod -R a+rX FOLDER")]
+    if not weights:
         return [Problem(what=f"the {role} folder has no weights", where=name, expected=" or ".join(_WEIGHTS),
                         todo="the download is not complete, or git-lfs left pointers")]
     return []

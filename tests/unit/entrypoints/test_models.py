@@ -44,6 +44,15 @@ def test_a_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:
     assert said("") == ["no model"]
 
 
+def test_files_that_the_user_of_the_container_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights written by root with mode 600."""
+    model = folder(tmp_path / "m")
+    monkeypatch.setattr("entrypoints.models.os.access", lambda path, _: path.suffix != ".safetensors")
+    assert said(model) == ["the model's weights cannot be read"]
+    monkeypatch.setattr("entrypoints.models.os.access", lambda *_: False)
+    assert said(model) == ["the model's config.json cannot be read"]
+
+
 @pytest.mark.parametrize(("change", "what"), [
     ({"architectures": ["LlamaForCausalLM"]}, "the draft is no EAGLE-3 head"),
     ({"architectures": None}, "the draft is no EAGLE-3 head"),
