@@ -45,7 +45,9 @@ _STATUS = re.compile(r"unexpected (?:HTTP )?status(?: from \w+ request to (\S+?)
 _CUT = re.compile(r"connection re(?:set|fused)|broken pipe|unexpected EOF|\bEOF\b|i/o timeout|Client\.Timeout|"
                   r"TLS handshake timeout|no route to host|network is unreachable|use of closed network connection|"
                   r"server closed idle connection|deadline exceeded|temporary failure in name resolution|"
-                  r"server misbehaving|stream error|http2: |transport connection broken", re.IGNORECASE)
+                  r"server misbehaving|stream error|http2: |transport connection broken|"
+                  # another push on this engine took the name away
+                  r"^tag does not exist: ", re.IGNORECASE)
 _UPLOAD = re.compile(r"/blobs/uploads/[^/?]+")
 _QUERY = re.compile(r"(https?://[^\s\"?]+)\?[^\s\":]*")
 _WAIT = re.compile(r"retry-after:\s*([0-9.]+)\s*(ms|s|m)?(?![a-z])", re.IGNORECASE)

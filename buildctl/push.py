@@ -18,8 +18,8 @@ from buildctl import fault as faults
 from buildctl.credentials import Source, lookup
 from buildctl.errors import AuthError, NetworkError, Problem, TagExistsError, UsageError
 from buildctl.fault import Fault, Kind
-from buildctl.image_config import KEY_LABEL, config_labels, config_of
-from buildctl.oci import Descriptor
+from buildctl.image_config import config_of, key_of
+from buildctl.oci import Descriptor, Manifest
 from buildctl.reference import Reference
 from buildctl.registry import Registry
 from buildctl.retry import Failed, Policy, Retry
@@ -194,17 +194,19 @@ class Publisher:
         if found.digest == image.id or found.digest in image.digests:
             return True
         manifest = registry.manifest(repository, found.digest)
-        config = None if manifest is None else config_of(registry, repository, manifest)
-        if config is None:
+        if manifest is None:
             return False
-        if config.digest == image.id:
+        config = config_of(registry, repository, manifest)
+        if config is not None and config.digest == image.id:
             return True
-        labels = config_labels(registry, repository, config)
-        if image.key and labels.get(KEY_LABEL) == image.key:
-            self.watcher.note(f"{registry.host}/{repository}: built twice with content key {image.key[:12]}; "
-                              f"{found.digest} stays")
-            return True
-        return False
+        return self._same_key(image, registry, repository, manifest)
+
+    def _same_key(self, image: LocalImage, registry: Registry, repository: str, manifest: Manifest) -> bool:
+        if not image.key or key_of(registry, repository, manifest) != image.key:
+            return False
+        self.watcher.note(f"{registry.host}/{repository}: built twice with content key {image.key[:12]}; "
+                          f"{manifest.digest} stays")
+        return True
 
     def _check_budgets(self, jobs: Iterable[Job], rate: float) -> None:
         errors: list[Problem] = []
@@ -230,15 +232,17 @@ class Publisher:
         def attempt() -> Upload:
             nonlocal attempts
             attempts += 1
+            # named anew each time: another push on the same engine may have taken the name away
+            self.engine.tag(move.job.source, move.target.name, move.target.tag)
             return self._engine_push(move.target)
 
-        with self._named(move):
+        image = local_image(self.engine, move.job.source)
+        with self._name_removed(move):
             try:
                 upload = self.policy.run(attempt, lambda retry: self.watcher.retry(where, retry))
             except Failed as failed:
                 raise faults.as_error(self._explained(failed.fault, move.target), where, attempts=attempts) from None
-            digest = upload.digest or local_image(self.engine, where).id
-        self._prove(move.target, digest)
+        digest = self._prove(move.target, upload.digest or image.id, image)
         return Result("upload", move.target, move.job.source, digest, upload.progress, attempts,
                       time.monotonic() - started)
 
@@ -284,23 +288,27 @@ class Publisher:
         self._prove(move.target, digest)
         return Result(move.action, move.target, move.job.source, digest, seconds=time.monotonic() - started)
 
-    def _prove(self, target: Reference, digest: str) -> None:
-        """Read the tag back and compare: another digest means another writer, or a broken registry."""
+    def _prove(self, target: Reference, digest: str, image: LocalImage | None = None) -> str:
+        """Read the tag back and compare. Another digest means another writer, or a broken registry.
+
+        Another writer that pushed `image` built again is welcome: the digest that the tag has is returned.
+        """
         registry = self.registry(target.registry)
         found = registry.head(target.repository, target.tag)
         if found is not None and found.digest == digest:
-            return
-        shown = found.digest if found else "nothing"
+            return digest
         manifest = registry.manifest(target.repository, target.tag)
         stored = registry.manifest(target.repository, digest)
-        if manifest and stored and stored.digest == digest and manifest.digest != digest:
-            raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
-                                         digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
-        raise _lost(target, digest, shown)
+        if manifest is None or manifest.digest == digest or stored is None or stored.digest != digest:
+            raise _lost(target, digest, found.digest if found else "nothing")
+        if image is not None and self._same_key(image, registry, target.repository, manifest):
+            return manifest.digest
+        raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
+                                     digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
 
     @contextmanager
-    def _named(self, move: Move) -> Iterator[None]:
-        """The image under its target's name, which goes again unless it was there before."""
+    def _name_removed(self, move: Move) -> Iterator[None]:
+        """Take the target's name away from the engine afterwards, unless it was there before."""
         import docker.errors
 
         name = str(move.target)
@@ -309,7 +317,6 @@ class Publisher:
             existed = True
         except docker.errors.NotFound:
             existed = False
-        self.engine.tag(move.job.source, move.target.name, move.target.tag)
         try:
             yield
         finally:

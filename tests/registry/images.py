@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import random
 import tarfile
 from collections.abc import Mapping
@@ -14,7 +15,10 @@ from contextlib import suppress
 import docker
 import docker.errors
 
-PREFIX = "regtest-"
+from tests.registry.server import HOSTS
+
+#: names in the engine are this process's own; the last part is what the repository in a registry is called
+PREFIX = f"p{os.getpid()}/regtest-"
 
 
 def layer(seed: int, size: int = 2000) -> bytes:
@@ -46,7 +50,7 @@ def archive(name: str, layers: list[bytes], labels: Mapping[str, str]) -> bytes:
                 "layers": [blob(data, f"{oci}.layer.v1.tar+gzip") for data in layers]}
     index = {"schemaVersion": 2, "mediaType": f"{oci}.index.v1+json", "manifests": [
         {**blob(json.dumps(manifest).encode(), f"{oci}.manifest.v1+json"),
-         "annotations": {"io.containerd.image.name": f"docker.io/library/{name}",
+         "annotations": {"io.containerd.image.name": f"docker.io/{name}",
                          "org.opencontainers.image.ref.name": name.rpartition(":")[2]}}]}
     files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode(), **blobs}
     buffer = io.BytesIO()
@@ -68,7 +72,7 @@ class Images:
 
     def make(self, name: str = "a:1", *, layers: int = 2, size: int = 2000, labels: Mapping[str, str] | None = None,
              seed: int | None = None) -> str:
-        """A new image `regtest-NAME` with fresh content (or that of `seed`); returns its name."""
+        """A new image `PREFIX + NAME` with fresh content (or that of `seed`); returns its name."""
         name = PREFIX + name
         if seed is None:
             self._seed += 1000
@@ -83,8 +87,14 @@ class Images:
         return str(self.engine.inspect_image(name)["Id"])  # type: ignore[no-untyped-call]
 
     def names(self) -> set[str]:
-        """All test names that the engine knows."""
-        return {tag for image in self.engine.images() for tag in image["RepoTags"] or [] if PREFIX in tag}
+        """All names in the engine that this process or its pushes made."""
+        while True:
+            try:
+                listed = self.engine.images()
+            except docker.errors.NotFound:  # somebody else removes an image right now
+                continue
+            tags = {tag for image in listed for tag in image["RepoTags"] or []}
+            return {tag for tag in tags if tag.startswith(PREFIX) or tag.partition("/")[0] in HOSTS}
 
     def clean(self) -> None:
         """Remove everything that was made."""

@@ -23,6 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
 
+from tests.registry.server import HOSTS
+
 CHUNK = 64 * 1024
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 
@@ -83,6 +85,7 @@ class Request:
     at: float
     authorization: str
     stored: int = 0
+    stored_at: float = 0.0
 
 
 class FaultProxy:
@@ -108,6 +111,7 @@ class FaultProxy:
         self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.owner = self
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        HOSTS.add(self.host)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     def __enter__(self) -> FaultProxy:
@@ -145,15 +149,16 @@ class FaultProxy:
         return sum(request.body_bytes for request in self.requests if "/blobs/uploads/" in request.path)
 
     def sent_twice(self) -> int:
-        """Body bytes of blobs that the registry had stored before they were sent again."""
-        twice, done = 0, set()
+        """Body bytes of blobs that the registry had stored before they began to be sent again."""
+        twice = 0
+        stored: dict[str, float] = {}
         for request in self.requests:
             if request.method == "PUT" and "digest=" in request.path:
                 where = re.sub(r"/blobs/uploads/.*digest=", "@", request.path)
-                if where in done:
+                if stored.get(where, request.at) < request.at:
                     twice += request.body_bytes
                 if request.stored == 201:
-                    done.add(where)
+                    stored[where] = min(request.stored_at, stored.get(where, request.stored_at))
         return twice
 
     def clients_waiting(self) -> int:
@@ -383,7 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
             if chunked:
                 upstream.send(b"0\r\n\r\n")
             response = upstream.getresponse()
-            self.entry.stored = response.status
+            self.entry.stored, self.entry.stored_at = response.status, time.monotonic()
             if lose or reset_after is not None:
                 response.read()
                 return self._reset()

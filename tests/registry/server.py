@@ -11,6 +11,9 @@ from pathlib import Path
 
 BINARY = "docker-registry"
 
+#: all hosts that this process's registries and proxies have had
+HOSTS: set[str] = set()
+
 CONFIG = """\
 version: 0.1
 log: {{level: warn, accesslog: {{disabled: true}}}}
@@ -32,9 +35,11 @@ def free_port() -> int:
 class RegistryServer:
     """A registry on 127.0.0.1 with its storage under `folder`; a context manager that can be stopped and restarted."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, disk: str = "") -> None:
+        """`disk`: size of a file system of its own for the storage, as tmpfs takes it (`300k`)."""
+        self.folder, self.disk = folder, disk
         self.host = f"127.0.0.1:{free_port()}"
+        HOSTS.add(self.host)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RegistryServer:
@@ -56,9 +61,14 @@ class RegistryServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "config.yml"
         config.write_text(CONFIG.format(root=self.folder / "data", host=self.host))
+        command = [BINARY, "serve", str(config)]
+        if self.disk:
+            (self.folder / "data").mkdir(exist_ok=True)
+            script = 'mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@"'
+            command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", self.disk,
+                       str(self.folder / "data"), *command]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([BINARY, "serve", str(config)], stdin=subprocess.DEVNULL, stdout=log,
-                                             stderr=log)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 20
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,11 +149,9 @@ def test_moving_tags_stay_when_a_later_image_fails(proxy: FaultProxy, images: Im
 
 
 def test_one_tag_for_two_images_is_a_usage_error(proxy: FaultProxy, images: Images) -> None:
-    images.engine.tag(images.make("a:1"), "team/regtest-a", "1")
-    try:
-        done = fast_push("regtest-a:1", "team/regtest-a:1", "--to", proxy.host)
-    finally:
-        images.engine.remove_image("team/regtest-a:1")
+    name = images.make("a:1")
+    other = images.make("other/regtest-a:1")
+    done = fast_push(name, other, "--to", proxy.host)
     assert done.code == 2
     assert proxy.requests == []
 
@@ -282,25 +285,32 @@ def test_a_wrong_digest_read_back_is_an_error(proxy: FaultProxy, images: Images)
 def test_somebody_else_moving_the_tag_is_seen(proxy: FaultProxy, images: Images) -> None:
     other, name = images.make("b:1"), images.make("a:1")
     assert fast_push(other, "--to", proxy.upstream).code == 0
-
-    class Stolen(Fault):
-        def takes(self, method: str, path: str) -> bool:
-            if method == "PUT" and "/regtest-a/manifests/1" in path:
-                with Registry(proxy.upstream, actions="pull,push", policy=Policy(1)) as registry:
-                    manifest = registry.manifest("regtest-b", "1")
-                    assert manifest is not None
-                    for blob in manifest.blobs:
-                        assert registry.mount("regtest-a", blob.digest, "regtest-b")
-                    self.stolen = manifest
-            if method == "HEAD" and "/regtest-a/manifests/1" in path and hasattr(self, "stolen"):
-                with Registry(proxy.upstream, actions="pull,push", policy=Policy(1)) as registry:
-                    registry.put_manifest("regtest-a", "1", self.stolen)
-            return False
-
-    proxy.add(Stolen("", ""))
+    proxy.add(stealing(proxy, "regtest-b"))
     done = fast_push(name, "--to", proxy.host)
     assert done.code == 12
     assert "somebody else moved the tag" in done.text
+
+
+def stealing(proxy: FaultProxy, other: str) -> Fault:
+    """Another writer: puts tag 1 of `other` over that of regtest-a after the push and before it is read back."""
+
+    class Stealing(Fault):
+        pushed = False
+
+        def takes(self, method: str, path: str) -> bool:
+            if method == "PUT" and "/regtest-a/manifests/1" in path:
+                self.pushed = True
+            if method == "HEAD" and "/regtest-a/manifests/1" in path and self.pushed:
+                self.pushed = False
+                with Registry(proxy.upstream, actions="pull,push", policy=Policy(1)) as registry:
+                    manifest = registry.manifest(other, "1")
+                    assert manifest is not None
+                    for blob in manifest.blobs:
+                        assert registry.mount("regtest-a", blob.digest, other)
+                    registry.put_manifest("regtest-a", "1", manifest)
+            return False
+
+    return Stealing("", "")
 
 
 def test_a_push_that_stands_still_ends(proxy: FaultProxy, images: Images) -> None:
@@ -418,20 +428,89 @@ def test_a_broken_credential_helper_is_named_and_is_exit_10(proxy: FaultProxy, i
     assert "secret-in-a-message" not in done.text
 
 
+def test_secrets_are_in_no_output_no_log_and_no_process_list(server: RegistryServer, images: Images,
+                                                            docker_config: Path) -> None:
+    secret = "planted-s3cret-7f3a"
+    encoded = base64.b64encode(f"ci:{secret}".encode()).decode()
+    with FaultProxy(server.host, token_ttl=60, password=secret) as proxy:
+        login(docker_config, proxy.host, secret)
+        slow = Fault("PUT", UPLOAD, "slow", delay=0.5, times=1)
+        proxy.add(slow, Fault("POST", UPLOAD, code=500, times=1), Fault("PUT", MANIFEST, code=503))
+        with pushing(images.make("a:1"), "--to", proxy.host, "--attempts", "3", "--wait", "0.01") as process:
+            _until(lambda: slow.fired > 0)
+            listed = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline"))
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 11
+        seen = out + err + listed.decode(errors="replace") + (server.folder / "log").read_text()
+        assert "503" in err
+        for word in (secret, encoded, *(request.authorization[7:] for request in proxy.requests
+                                        if request.authorization.startswith("Bearer "))):
+            assert word not in seen
+
+
+# ---------------------------------------------------------------------- disks and neighbours
+
+
+def test_a_registry_without_space_is_exit_11_and_works_when_there_is_some(images: Images, tmp_path: Path) -> None:
+    big, small = images.make("a:1", size=400_000), images.make("b:1", size=1000)
+    with RegistryServer(tmp_path / "full", disk="600k") as server:
+        done = fast_push(big, "--to", server.host)
+        assert done.code == 11
+        assert "500 Internal Server Error" in done.text
+        with Registry(server.host, policy=Policy(1)) as registry:
+            assert registry.head("regtest-a", "1") is None
+    with RegistryServer(tmp_path / "roomy") as server:
+        assert fast_push(big, small, "--to", server.host).code == 0
+
+
+def test_two_jobs_pushing_the_same_images_at_once_both_succeed(proxy: FaultProxy, images: Images) -> None:
+    name = images.make("a:1", layers=3, size=300_000)
+    proxy.add(Fault("PUT", "", "slow", delay=0.2))
+    words = (name, "--to", proxy.host, "--moving", "latest", "--wait", "0.01")
+    with pushing(*words) as one, pushing(*words) as two:
+        outcomes = [process.communicate(timeout=60) for process in (one, two)]
+    assert [one.returncode, two.returncode] == [0, 0], outcomes
+    assert stored(proxy, "regtest-a", "1") == stored(proxy, "regtest-a", "latest") == images.digest(name)
+
+
+def test_two_builds_with_one_content_key_pushed_at_once_both_succeed(proxy: FaultProxy, images: Images) -> None:
+    """Two runners built the same key: whoever is later finds other bytes under its tag, and that is fine."""
+    labels = {"buildctl.key": "cd" * 32}
+    other, name = images.make("b:1", labels=labels), images.make("a:1", labels=labels)
+    assert fast_push(other, "--to", proxy.upstream).code == 0
+    proxy.add(stealing(proxy, "regtest-b"))
+    done = fast_push(name, "--to", proxy.host, "--moving", "latest")
+    assert done.code == 0, done.text
+    assert stored(proxy, "regtest-a", "latest") == images.digest(other), "the moving tag follows what is published"
+
+
+def test_two_jobs_moving_one_tag_end_with_one_of_the_two(proxy: FaultProxy, images: Images) -> None:
+    first, second = images.make("a:1", size=100_000), images.make("a:2", size=100_000)
+    proxy.add(Fault("PUT", MANIFEST, "slow", delay=0.1))
+    with (pushing(first, "--to", proxy.host, "--moving", "latest") as one,
+          pushing(second, "--to", proxy.host, "--moving", "latest") as two):
+        outcomes = [process.communicate(timeout=60) for process in (one, two)]
+    assert {one.returncode, two.returncode} <= {0, 12}, outcomes
+    assert 0 in {one.returncode, two.returncode}
+    assert stored(proxy, "regtest-a", "1") == images.digest(first)
+    assert stored(proxy, "regtest-a", "2") == images.digest(second)
+    assert stored(proxy, "regtest-a", "latest") in {images.digest(first), images.digest(second)}
+
+
 # ---------------------------------------------------------------------- crashes
 
 
-def test_a_killed_push_is_resumed_without_sending_finished_blobs(proxy: FaultProxy, images: Images,
-                                                                 tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def pushing(*words: str) -> subprocess.Popen[str]:
+    """`buildctl push` in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "buildctl", "push", *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
+
+def test_a_killed_push_is_resumed_without_sending_finished_blobs(proxy: FaultProxy, images: Images) -> None:
     name = images.make("a:1", layers=3, size=300_000)
     hang = Fault("PUT", MANIFEST, "hang")
     proxy.add(hang)
-    code = ("from buildctl.commands.push import command\n"
-            f"command([{name!r}, '--to', {proxy.host!r}])\n")
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+    with pushing(name, "--to", proxy.host) as process:
         _until(lambda: hang.fired > 0)
         process.kill()
     sent = proxy.upload_bytes()
@@ -442,10 +521,22 @@ def test_a_killed_push_is_resumed_without_sending_finished_blobs(proxy: FaultPro
     images.engine.remove_image(f"{proxy.host}/regtest-a:1")
 
 
-def _until(condition: object) -> None:
-    import time
+def test_an_interrupted_push_is_exit_130_and_leaves_nothing_behind(proxy: FaultProxy, images: Images) -> None:
+    name = images.make("a:1", size=300_000)
+    before = images.names()
+    proxy.add(hang := Fault("PUT", UPLOAD, "hang"))
+    with pushing(name, "--to", proxy.host) as process:
+        _until(lambda: hang.fired > 0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert images.names() == before
+    _until(lambda: proxy.clients_waiting() == 0)  # the engine has stopped uploading
 
+
+def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -43,6 +43,7 @@ RECORDED = {
     "write tcp 10.0.0.2:5432->10.0.0.9:443: write: broken pipe": Kind.TRANSIENT,
     "Put \"https://x/v2/\": EOF": Kind.TRANSIENT,
     "write /var/lib/containerd/tmp/x: no space left on device": Kind.DISK,
+    "tag does not exist: 127.0.0.1:44545/regtest-a:1": Kind.TRANSIENT,
     "something that nobody has seen yet": Kind.UNKNOWN,
 }
 
