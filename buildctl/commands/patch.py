@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from buildctl import lock, patch_edit, patch_matrix, patch_rebase, patches, project, source, stack
+from buildctl import lock, patch_edit, patch_lint, patch_matrix, patch_rebase, patches, project, source, stack
 from buildctl.errors import BuildctlError, ManifestError, PatchError, Problem, UsageError
 from buildctl.patches import Checked, Patch, Series
 from buildctl.project import Project
@@ -34,6 +34,8 @@ class Selected:
     wheel_sha256: str = ""
     patches: tuple[tuple[str, str], ...] = ()
     tree: str = ""
+    targets: tuple[str, ...] = ()
+    stack: str = ""
 
     def series(self) -> Series:
         """The series, read."""
@@ -84,6 +86,10 @@ def check(stack_argument: str | None, stack_name: str | None, folder: Path | Non
         except PatchError as error:
             problems += error.problems
             continue
+        if not folder and not one.stack:
+            notes.append("no stack with a readable manifest uses this series")
+        if one.targets:
+            problems += patch_lint.untargeted(series, one.targets, f"{one.shown} (stack {one.stack})")
         results.append({"series": one.shown, "package": series.package, "version": series.version,
                         "patches": [patch.name for patch in series.patches], "tree": found.tree_sha256,
                         "offsets": [vars_of(place) for place in found.offsets], "notes": notes, "cached": found.cached})
@@ -92,8 +98,17 @@ def check(stack_argument: str | None, stack_name: str | None, folder: Path | Non
                 click.echo(line)
     if as_json:
         click.echo(json.dumps({"series": results}, indent=2))
+    if not folder:
+        for warning in edits(found_project()):
+            click.echo(f"warning: {warning}", err=True)
     if problems:
         raise PatchError(problems)
+
+
+def edits(here: Project) -> list[Problem]:
+    """What the images' Dockerfiles edit by shell commands."""
+    return [problem for file in sorted(here.images.glob("*/Dockerfile"))
+            for problem in patch_lint.shell_edits(file.read_text(), here.shown(file))]
 
 
 def check_one(one: Selected) -> tuple[Series, Checked, list[str]]:
@@ -374,8 +389,10 @@ def of_stack(here: Project, name: str, wheel: Path | None) -> list[Selected]:
     for package, folder in described.patches.items():
         told = locked.get(package)
         place = here.patches / folder
-        found.append(Selected(place, here.shown(place), wheel, told.wheel_sha256, told.patches, told.tree) if told
-                     else Selected(place, here.shown(place), wheel))
+        one = Selected(place, here.shown(place), wheel, targets=described.targets, stack=name)
+        if told:
+            one = replace(one, wheel_sha256=told.wheel_sha256, patches=told.patches, tree=told.tree)
+        found.append(one)
     return found
 
 

@@ -348,8 +348,18 @@ def checkout(bench: Bench) -> Bench:
 
 def test_in_a_checkout_check_means_all_series(checkout: Bench) -> None:
     assert cli.run(["patch", "check"]) == 0
-    assert [line.split(":")[0] for line in checkout.capsys.readouterr().out.splitlines()] == [
-        "patches/demo/1.0", "patches/demo/1.0-cpu"]
+    out = checkout.capsys.readouterr().out.splitlines()
+    heads = [line.split(":")[0] for line in out if not line.startswith(" ")]
+    assert heads == ["patches/demo/1.0", "patches/demo/1.0-cpu"]
+    assert "  no stack with a readable manifest uses this series" in out
+
+
+def test_an_edit_by_shell_in_an_image_is_warned_about(checkout: Bench) -> None:
+    (checkout.root / "images/demo").mkdir()
+    (checkout.root / "images/demo/Dockerfile").write_text("FROM base\nRUN sed -i s/90/120/ gate.py\n")
+
+    assert cli.run(["patch", "check"]) == 0
+    assert "warning: images/demo/Dockerfile:2: text is edited by a command" in checkout.capsys.readouterr().err
 
 
 def test_every_bad_series_is_told_after_the_good_ones(checkout: Bench) -> None:
