@@ -179,10 +179,21 @@ def exact_layers(engine: docker.APIClient, image: str) -> list[Layer]:
                     documents[name] = json.load(content)
     for document in documents.values():
         layers = document.get("layers") if isinstance(document, dict) else None
-        if layers and all(isinstance(layer, dict) for layer in layers):
-            return [Layer(int(layer["size"]), "", exact=not str(layer["mediaType"]).endswith("tar"))
-                    for layer in layers if "in-toto" not in str(layer["mediaType"])]
+        if layers and all(isinstance(layer, dict) and "in-toto" not in layer["mediaType"] for layer in layers):
+            makers = _makers(documents.values(), len(layers))
+            return [Layer(int(layer["size"]), maker, exact=not str(layer["mediaType"]).endswith("tar"))
+                    for layer, maker in zip(layers, makers, strict=True)]
     return []
+
+
+def _makers(documents: Iterable[Any], count: int) -> list[str]:
+    """The step that made each of `count` layers, from the config among the documents; unnamed where they disagree."""
+    for document in documents:
+        if isinstance(document, dict) and isinstance(document.get("history"), list):
+            makers = [str(step.get("created_by", "")) for step in document["history"] if not step.get("empty_layer")]
+            if len(makers) == count:
+                return makers
+    return [""] * count
 
 
 class _Reader:

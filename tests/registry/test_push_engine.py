@@ -16,6 +16,7 @@ import pytest
 from buildctl.commands import push
 from buildctl.registry import Registry
 from buildctl.retry import Policy
+from buildctl.upload import exact_layers
 from tests.registry.conftest import fast_push, run
 from tests.registry.images import Images
 from tests.registry.proxy import Fault, FaultProxy
@@ -93,6 +94,17 @@ def test_a_second_namespace_of_one_registry_gets_its_blobs_mounted(proxy: FaultP
     assert done.code == 0, done.text
     assert done.json["pushed"][1]["layers"] == {"sent": 0, "present": 0, "mounted": 2}
     assert 400_000 < proxy.upload_bytes() < 410_000
+
+
+def test_the_exact_layer_sizes_are_those_that_travel(proxy: FaultProxy, images: Images) -> None:
+    name = images.make("a:1", layers=3, size=50_000)
+    layers = exact_layers(images.engine, name)
+    assert [(layer.made_by, layer.exact) for layer in layers] == [(f"RUN step {number}", True) for number in range(3)]
+    assert fast_push(name, "--to", proxy.host).code == 0
+    with Registry(proxy.host, policy=Policy(1)) as registry:
+        manifest = registry.manifest("regtest-a", "1")
+        assert manifest is not None
+        assert [layer.size for layer in layers] == [blob.size for blob in manifest.blobs[1:]]
 
 
 # ---------------------------------------------------------------------- what exists already
