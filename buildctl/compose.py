@@ -17,6 +17,7 @@ from buildctl.errors import ManifestError, Problem
 from buildctl.fragment import Stage
 from buildctl.host import Host
 from buildctl.image import TOOLS, LayerImage
+from buildctl.image_config import KEY_LABEL
 from buildctl.lock import Lock, Wheel, digest
 from buildctl.manifest import Problems
 from buildctl.project import Project
@@ -24,6 +25,8 @@ from buildctl.stack import Stack
 
 # names that fragments may stand on, or give their last stage
 _BASE, _PARENT, _LAYER = "base", "parent", "layer"
+#: the tools' stage that images copy the entrypoint's environment from
+_ENVIRONMENT = "entrypoint-env"
 #: part of every key: raise it when the meaning of a composition changes
 _FORMAT = 1
 #: where the bootstrapped base lies in the context
@@ -60,16 +63,57 @@ class ImagePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainStage:
+    """A stage that is published under its key, so that another builder can go on from there."""
+
+    stage: str
+    tag: str
+    key: str
+
+    @property
+    def target(self) -> str:
+        """The bake target that makes it."""
+        return f"chain-{self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
 class Composition:
     """Everything that a build needs."""
 
     stack: Stack
     lock: Lock
-    dockerfile: str
+    stages: tuple[Stage, ...]
     bake: Mapping[str, object]
     #: the build context without the base, which is made when a build needs it
     files: Mapping[str, File]
     images: tuple[ImagePlan, ...]
+    #: in build order, so the last of them that exists is the best to go on from
+    chain: tuple[ChainStage, ...]
+
+    @property
+    def dockerfile(self) -> str:
+        """The text of the Dockerfile."""
+        return _header(self.stack) + "\n".join(stage.text() for stage in self.stages)
+
+    def resumed(self, found: Mapping[str, str]) -> Composition:
+        """The same composition with stages taken from where they were published.
+
+        :param found: stage -> image reference, by digest.
+        """
+        stages = tuple(Stage(stage.name, found[stage.name], "") if stage.name in found else stage
+                       for stage in self.stages)
+        return replace(self, stages=stages)
+
+    def reached(self, targets: Iterable[str]) -> set[str]:
+        """The stages that building these stages needs."""
+        by_name = {stage.name: stage for stage in self.stages}
+        open_ends, seen = list(targets), set()
+        while open_ends:
+            name = open_ends.pop()
+            if name in by_name and name not in seen:
+                seen.add(name)
+                open_ends.extend(by_name[name].stages_used())
+        return seen
 
     def written(self) -> dict[str, File]:
         """Everything that `render` writes, by path."""
@@ -97,6 +141,7 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
     runtime = _stages(project, stack.runtime, problems)
     problems.raise_any()
     keys = _stage_keys(stages, files, lock)
+    chain = _published(stack, stages, keys)
     images = []
     for layer in stack.layers:
         stage = _image_stage(stack, layer, runtime[-1])
@@ -109,8 +154,7 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
         files[name] = _json_file({**facts, "key": key.value})
         stages.append(stage)
         images.append(_image(stack, lock, layer, keys[layer.name], key, revision))
-    dockerfile = _header(stack) + "\n".join(stage.text() for stage in stages)
-    return Composition(stack, lock, dockerfile, _bake(stack, lock, images, host), files, tuple(images))
+    return Composition(stack, lock, tuple(stages), _bake(stack, lock, images, chain, host), files, tuple(images), chain)
 
 
 def _json_file(value: object) -> File:
@@ -149,6 +193,19 @@ def _chain(project: Project, stack: Stack, lock: Lock, problems: Problems) -> li
             chain.append(stage.renamed(names))
         parent = layer.name
     return chain
+
+
+def _published(stack: Stack, stages: Iterable[Stage], keys: Mapping[str, Key]) -> tuple[ChainStage, ...]:
+    """The stages that are worth publishing: those of the layers, and the environment that all images copy from."""
+    owners = {layer.name: layer.name for layer in stack.layers}
+    found = []
+    for stage in stages:
+        layer = next((name for name in owners if stage.name == name or stage.name.startswith(f"{name}-")), None)
+        repository = layer or ("entrypoint" if stage.name == _ENVIRONMENT else None)
+        if repository is not None:
+            key = keys[stage.name].value
+            found.append(ChainStage(stage.name, f"{repository}:chain-{key[:16]}", key))
+    return tuple(found)
 
 
 def _image_stage(stack: Stack, layer: LayerImage, last: Stage) -> Stage:
@@ -258,7 +315,7 @@ def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, re
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.base.name": base.image or f"bootstrap:{base.suite}",
         "buildctl.stack": stack.name,
-        "buildctl.key": key.value,
+        KEY_LABEL: key.value,
         "buildctl.chain": chain.value,
         "buildctl.targets": ",".join(stack.targets),
         "buildctl.patches": ",".join(f"{package}@{one.tree[:16]}" for package, one in sorted(part.patches.items())),
@@ -274,7 +331,8 @@ def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, re
                            for name, _ in lock.patches[package].patches))
 
 
-def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], host: Host) -> dict[str, object]:
+def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable[ChainStage],
+          host: Host) -> dict[str, object]:
     secrets = []
     if host.ca is not None:
         secrets.append(f"id=ca,src={host.ca}")
@@ -284,23 +342,27 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], host: Host) -> 
         secrets.append(f"id=netrc,src={host.netrc}")
     proxies = [name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper())
                if os.environ.get(name)]
-    targets = {}
-    for image in images:
-        targets[image.stage] = {
+
+    def target(stage: str, tags: Iterable[str], labels: Mapping[str, str], **args: str) -> dict[str, object]:
+        return {
             "context": ".",
             "dockerfile": "Dockerfile",
-            "target": image.stage,
+            "target": stage,
             "platforms": [stack.platform],
-            "args": {"IMAGE": image.name, "SOURCE_DATE_EPOCH": str(lock.epoch),
-                     **{name: f"${{{name}}}" for name in proxies}},
-            "labels": dict(image.labels),
-            "tags": list(image.tags),
+            "args": {**args, "SOURCE_DATE_EPOCH": str(lock.epoch), **{name: f"${{{name}}}" for name in proxies}},
+            "labels": dict(labels),
+            "tags": list(tags),
             "secret": secrets,
             # one manifest and no attestations: the same inputs give the same digest
             "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
             "output": ["type=image,oci-mediatypes=true,compression=zstd"],
         }
-    bake: dict[str, object] = {"group": {"default": {"targets": [image.stage for image in images]}}, "target": targets}
+
+    targets = {image.stage: target(image.stage, image.tags, image.labels, IMAGE=image.name) for image in images}
+    bake: dict[str, object] = {
+        "group": {"default": {"targets": list(targets)}, "chain": {"targets": [stage.target for stage in chain]}},
+        "target": {**targets, **{stage.target: target(stage.stage, [stage.tag], {KEY_LABEL: stage.key})
+                                 for stage in chain}}}
     if proxies:
         bake["variable"] = {name: {"default": ""} for name in proxies}
     return bake

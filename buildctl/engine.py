@@ -5,6 +5,7 @@ The SDK has no BuildKit (docker-py #2230), buildx has no inspect worth parsing: 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -142,6 +143,13 @@ class Engine:
         labels = (found.get("Config") or {}).get("Labels") or {}
         return LocalImage(found["Id"], digests[0] if digests else "", dict(labels),
                           int(found.get("Size", 0)), tuple(found.get("RepoTags") or ()))
+
+    def untag(self, reference: str) -> None:
+        """Take a name from an image; the content stays. A name that is not there is no error."""
+        from docker.errors import APIError
+
+        with contextlib.suppress(APIError):
+            self.client.remove_image(reference, noprune=True)
 
     def bake(self, folder: Path, targets: Sequence[str], log: Path, *, show: Mode = "auto",
              builder: str | None = None, no_cache: bool = False, settings: Sequence[str] = (),

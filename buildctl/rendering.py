@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from buildctl import base, context
@@ -19,9 +19,11 @@ def folder_of(project: Project, stack: str) -> Path:
     return project.work / stack / "context"
 
 
-def render(composition: Composition, folder: Path, cache: Path, say: Callable[[str], None]) -> None:
+def render(composition: Composition, folder: Path, cache: Path, say: Callable[[str], None],
+           needed: Collection[str] = ()) -> None:
     """Write everything that a build reads into `folder`, which then holds nothing else.
 
+    :param needed: the stages that will be built; the base is left out when it is not among them.  [default: all]
     :raises UsageError: the folder holds files that are no earlier rendering.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
@@ -30,7 +32,7 @@ def render(composition: Composition, folder: Path, cache: Path, say: Callable[[s
                                  todo="name another folder: rendering removes what does not belong"))
     files = composition.written()
     lock = composition.lock
-    if lock.base.source == "bootstrap":
+    if lock.base.source == "bootstrap" and (not needed or "base" in needed):
         tar = base.ensure(lock.base, lock.platform, cache, say)
         files[BASE_TAR] = File(source=tar, trusted=True)
     context.write(files, folder)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import building, host, locking
+from buildctl import building, host, locking, resume
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
 from buildctl.engine import Engine
 from buildctl.progress import Mode
+from buildctl.reference import Target, parse_target
+from buildctl.resume import Found
+
+if TYPE_CHECKING:
+    from buildctl.push import Publisher
 
 
 @click.command()
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
 @stack_option
 @click.option("--push", "push_to", multiple=True, metavar="REGISTRY/NAMESPACE",
-              help="Push the images there after the build; repeatable.")
+              help="Publish there, by content key first; repeatable. What the first one has under its key is not "
+                   "built again.")
 @click.option("--builder", metavar="NAME", help="A buildx builder; default: the engine's own.")
 @click.option("--no-cache", is_flag=True, help="Run every step again.")
 @click.option("--progress", type=click.Choice(["auto", "terminal", "plain", "github", "quiet"]), default="auto",
@@ -35,37 +41,54 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
     found, composition = composed(root, stack_name, wheelhouses, lent)
     cache = cache_dir()
     locking.check_patches(composition.stack, found, composition.lock, lent, cache)
-    request = building.Request(images, builder, no_cache, cast(Mode, progress))
-    outcome = building.build(found, composition, lent, Engine(), request, cache,
-                             lambda text: click.echo(text, err=True))
-    if not as_json:
-        for built in outcome.images:
-            state = "built" if built.fresh else "present"
-            click.echo(f"{state:8} {built.image.tags[0]:40} {size(built.size):>9}  {built.digest[:19]}  "
-                       f"key {built.image.key.value[:16]}")
-        if outcome.baked is not None:
-            click.echo(f"whole log: {outcome.log}", err=True)
-        else:
-            click.echo("nothing to build: the engine has every image under its content key", err=True)
-    pushed = _push(outcome, push_to) if push_to else []
+    places = [parse_target(text) for text in push_to]
+    engine = Engine()
+    with ExitStack() as open_ends:
+        publisher = None
+        found_there = Found({}, {})
+        if places:
+            from buildctl.commands.push import Speaker
+            from buildctl.push import Publisher
+
+            publisher = open_ends.enter_context(Publisher(engine.client, watcher=Speaker(sys.stderr.isatty())))
+            if not no_cache:
+                wanted = [composition.image(name) for name in images] or composition.images
+                found_there = resume.look(composition, wanted, places[0], publisher.registry)
+        request = building.Request(images, builder, no_cache, cast(Mode, progress), bool(places), found_there)
+        outcome = building.build(found, composition, lent, engine, request, cache, _say)
+        if not as_json:
+            _tell(outcome)
+        pushed = _publish(outcome, places, publisher, engine) if publisher else []
     if as_json:
         emit({**outcome.as_dict(), "pushed": pushed})
     else:
         for result in pushed:
-            click.echo(f"pushed   {result['target']}@{result['digest']}")
+            click.echo(f"{result['action']:10} {result['target']}@{result['digest']}")
 
 
-def _push(outcome: building.Outcome, targets: tuple[str, ...], timeout: float = 600) -> list[dict[str, object]]:
-    """Each image by its content key, which never moves, then its version tag, which does."""
-    from buildctl.commands.push import Speaker
-    from buildctl.engine import connect
-    from buildctl.push import Job, Publisher
-    from buildctl.reference import parse, parse_target
+def _publish(outcome: building.Outcome, places: list[Target], publisher: Publisher,
+             engine: Engine) -> list[dict[str, Any]]:
+    from buildctl import publishing
 
-    places = [parse_target(text) for text in targets]
-    jobs = []
+    try:
+        return publishing.publish(outcome, places, publisher)
+    finally:
+        for stage in outcome.chain:  # these names are of use in a registry only; the cache keeps the content
+            engine.untag(stage.tag)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _tell(outcome: building.Outcome) -> None:
     for built in outcome.images:
-        version_tag, key_tag = (parse(tag) for tag in built.image.tags)
-        jobs += [Job(str(key_tag), place.place(key_tag), moving=(version_tag.tag,)) for place in places]
-    with closing(connect(timeout)) as client, Publisher(client, watcher=Speaker(sys.stderr.isatty())) as publisher:
-        return [result.as_dict() for result in publisher.publish(jobs)]
+        count = size(built.size) if built.size else ""
+        click.echo(f"{built.state:10} {built.image.tags[0]:40} {count:>9}  {built.digest[:19]}  "
+                   f"key {built.image.key.value[:16]}")
+    for stage, there in outcome.resumed.items():
+        _say(f"went on from {stage}: {there}")
+    if outcome.baked is not None:
+        _say(f"whole log: {outcome.log}")
+    else:
+        _say("nothing to build: every image is there under its content key")

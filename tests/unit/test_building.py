@@ -75,15 +75,15 @@ def build(parts: tuple[Project, Composition, KnownEngine], request: Request | No
 def test_a_build_is_proved_recorded_and_not_repeated(parts: tuple[Project, Composition, KnownEngine]) -> None:
     project, composition, engine = parts
     first = build(parts)
-    assert [(built.image.name, built.fresh, built.digest) for built in first.images] == [
-        ("cuda", True, "sha256:cuda"), ("torch", True, "sha256:torch"), ("sglang", True, "sha256:sglang")]
+    assert [(built.image.name, built.state, built.digest) for built in first.images] == [
+        ("cuda", "built", "sha256:cuda"), ("torch", "built", "sha256:torch"), ("sglang", "built", "sha256:sglang")]
     assert (project.work / "small" / "context" / "base" / "base.tar").read_text() == "base"
-    assert first.as_dict()["images"][0]["fresh"] is True
+    assert first.as_dict()["images"][0]["state"] == "built"
     record = plan.read_record(project.work / "small" / "record.json")
     assert plan.make(composition, (), record).todo == ()
 
     second = build(parts)
-    assert [built.fresh for built in second.images] == [False, False, False]
+    assert [built.state for built in second.images] == ["present", "present", "present"]
     assert second.baked is None
     assert second.as_dict()["build"] is None
     assert len(engine.baked) == 1

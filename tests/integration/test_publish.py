@@ -1,0 +1,105 @@
+"""Builds that publish: what a registry has under its key is not built again, and a fresh machine goes on from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildctl.registry import Registry
+from tests.integration.conftest import PREFIX, buildctl, docker, remove_images
+from tests.registry.server import RegistryServer
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RegistryServer]:
+    with RegistryServer(tmp_path / "registry") as running:
+        yield running
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[RegistryServer]:
+    with RegistryServer(tmp_path / "second") as running:
+        yield running
+
+
+def build(project: Path, *places: str) -> dict[str, Any]:
+    words = [word for place in places for word in ("--push", place)]
+    ran = buildctl("build", "--stack", "tiny", "--json", "--progress", "plain", *words, cwd=project)
+    assert ran.code == 0, ran.err
+    data: dict[str, Any] = json.loads(ran.out)
+    data["err"] = ran.err
+    return data
+
+
+def local_tags() -> set[str]:
+    return set(docker("images", "--format", "{{.Repository}}:{{.Tag}}").split())
+
+
+def digest(server: RegistryServer, repository: str, tag: str) -> str:
+    with Registry(server.host) as client:
+        found = client.head(repository, tag)
+    assert found is not None, f"{repository}:{tag}"
+    return found.digest
+
+
+def test_published_once_then_never_built_again(tiny: Path, registry: RegistryServer, second: RegistryServer) -> None:
+    place = f"{registry.host}/team"
+    first = build(tiny, place)
+    (image,) = first["images"]
+    version, key = (tag.split(":")[1] for tag in image["tags"])
+    assert image["state"] == "built"
+    assert digest(registry, "team/cuda", key) == digest(registry, "team/cuda", version) == image["digest"]
+    assert not [tag for tag in local_tags() if ":chain-" in tag]
+
+    # a machine with nothing in its engine
+    remove_images(PREFIX)
+    assert not [tag for tag in local_tags() if PREFIX in tag]
+    again = build(tiny, place)
+    assert [one["state"] for one in again["images"]] == ["published"]
+    assert again["build"] is None
+    assert [move["action"] for move in again["pushed"]] == ["keep"]
+    assert not [tag for tag in local_tags() if PREFIX in tag]
+
+    both = build(tiny, place, f"{second.host}/mirror")
+    assert both["build"] is None
+    assert digest(second, "mirror/cuda", key) == digest(second, "mirror/cuda", version) == image["digest"]
+
+
+def test_a_fresh_machine_goes_on_from_the_deepest_stage(tiny: Path, registry: RegistryServer) -> None:
+    build(tiny, registry.host)
+    remove_images(PREFIX)
+    path = tiny / "entrypoints" / "__init__.py"
+    path.write_text(path.read_text() + "\n# an edit\n")
+    after = build(tiny, registry.host)
+    assert set(after["resumed"]) == {"cuda", "entrypoint-env"}
+    assert all(there.startswith(f"{registry.host}/") and "@sha256:" in there for there in after["resumed"].values())
+    stages = {step["stage"] for step in after["build"]["steps"] if step["kind"] == "instruction"}
+    assert stages <= {"entrypoint", "cuda-image", "entrypoint-env", "cuda"}
+    assert not (tiny / ".buildctl/tiny/context/base").exists()
+    layers = json.loads(docker("image", "inspect", after["images"][0]["tags"][0]))[0]["RootFS"]["Layers"]
+    assert len(layers) > 3
+
+
+def test_a_version_tag_moves_and_a_key_tag_does_not(tiny: Path, registry: RegistryServer) -> None:
+    before = build(tiny, registry.host)["images"][0]
+    path = tiny / "entrypoints" / "__init__.py"
+    path.write_text(path.read_text() + "\n# an edit\n")
+    after = build(tiny, registry.host)["images"][0]
+    assert before["digest"] != after["digest"]
+    version = after["tags"][0].split(":")[1]
+    assert digest(registry, "cuda", version) == after["digest"]
+    assert digest(registry, "cuda", before["tags"][1].split(":")[1]) == before["digest"]
+
+
+def test_a_registry_that_is_gone_is_noticed_before_the_build(tiny: Path, registry: RegistryServer) -> None:
+    registry.stop()
+    ran = buildctl("build", "--stack", "tiny", "--push", registry.host, cwd=tiny)
+    assert ran.code == 11
+    assert registry.host in ran.err
+    assert not [tag for tag in local_tags() if PREFIX in tag]
