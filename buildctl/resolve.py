@@ -142,7 +142,8 @@ def resolve(request: Request, host: Host, *, alone: bool = False) -> Resolution:
         arguments = [*_write_inputs(folder, request, indexes, host), *(["--no-deps"] if alone else [])]
         pins = folder / "pins.txt"
         pins.write_text("".join(f"{pin}\n" for pin in request.preferences))
-        _uv([*arguments, "--annotation-style", "line", "--no-header", "-o", str(pins)], host, folder)
+        _uv([*arguments, "--annotation-style", "line", "--no-header", "-o", str(pins)], host, folder,
+            {"UV_HTTP_RETRIES": "1"} if alone else {})
         via = parse_annotated(pins.read_text())
         # the second run may not choose anew: the first one's pins are its constraints
         constraints = folder / "chosen.txt"
@@ -248,12 +249,12 @@ def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host
     return arguments
 
 
-def _uv(arguments: Sequence[str], host: Host, folder: Path) -> None:
+def _uv(arguments: Sequence[str], host: Host, folder: Path, extra: Mapping[str, str] | None = None) -> None:
     """Run uv.
 
     :raises BuildctlError: of the class that fits uv's message.
     """
-    env = {**os.environ, "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1"}
+    env = {**os.environ, "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1", **(extra or {})}
     if host.ca is not None:
         env["SSL_CERT_FILE"] = str(host.ca)
     try:

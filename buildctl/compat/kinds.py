@@ -214,6 +214,15 @@ def same(rule: Rule, view: View) -> Iterator[Finding]:
                           f"{package} with {present[0]}", f"{package.name}=={present[0].version.public}")
 
 
+def shadowed(rule: Rule, view: View) -> Iterator[Finding]:
+    """A package that is used in place of source that a series patches. `package`, `series`."""
+    package = view.packages.get(rule.options["package"])
+    series = view.lock.patches.get(rule.options["series"])
+    if package is not None and series is not None:
+        yield Finding(package.name, f"{package} is used in place of the source that {series.folder} patches",
+                      f"{package}: {view.chain(package.name)}", "one of the two")
+
+
 def metadata(rule: Rule, view: View) -> Iterator[Finding]:  # noqa: ARG001
     """What METADATA requires is there in a version that fits, or the stack overrides or excludes it with a reason."""
     replaced = {canonicalize_name(Requirement(entry.text).name) for entry in view.stack.overrides}
@@ -394,6 +403,7 @@ KINDS: dict[str, Kind] = {
     "target-cuda": target_cuda, "cuda-major": cuda_major, "cuda-minor": cuda_minor, "compiler": compiler,
     "environment": environment, "dockerfile": dockerfile, "torch-cuda": torch_cuda, "pairs": pairs,
     "wheel-cuda": wheel_cuda, "wheel-targets": wheel_targets, "exclusive": exclusive, "same": same,
+    "shadowed": shadowed,
     "metadata": metadata, "overlaps": overlaps, "ranges": ranges, "variables": variables,
     "profile-version": profile_version, "attention": attention, "flags": flags, "arms": arms, "eagle": eagle,
     "spec-v2": spec_v2,
