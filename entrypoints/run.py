@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from entrypoints import (
     calibrate,
     equivalence,
+    flags,
     health,
     limit,
     measure,
@@ -153,6 +154,7 @@ class Runner:
             self.context = records.document(self.folder / records.CONTEXT)
             settings = _resumed(settings, self.context)
         self.settings = settings
+        self.pulse = _Pulse()
         if wrong := models.problems(settings.model, settings.draft, environ, Path(settings.cache) / "huggingface"):
             raise InputMissing(wrong)
         self.arms = plan.arms(image, settings)
@@ -160,12 +162,12 @@ class Runner:
         if settings.resume:
             stored = records.document(self.folder / records.PLAN)
             self.half, self.selection = stored.get("half"), stored.get("selection")
+        self._judge_flags()
         self.pack = _pack(settings) if self.half is None else prompts.half(_pack(settings), self.half)
         if settings.resume:
             self.plan = self._same_plan(stored)
         else:
             self.plan = self._new_plan()
-        self.pulse = _Pulse()
 
     # ------------------------------------------------------------------ plan
 
@@ -241,6 +243,14 @@ class Runner:
         finally:
             self.pulse.stop()
         self._end("complete", None)
+
+    def _judge_flags(self) -> None:
+        """Flags that a user wrote are judged by the server's own parser before anything starts."""
+        if self.settings.extra or any("=" in one for one in self.settings.arm):
+            self.say("asking the server's parser about the flags")
+            commands = {arm.name: arm.command(self.settings.port) for arm in self.arms}
+            if why := flags.validate(self.image, commands, self._environment()):
+                self.say(f"flags not judged beforehand: {why}")
 
     def _measure(self) -> None:
         done = records.lines(self.folder / records.BLOCKS)

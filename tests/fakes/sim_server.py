@@ -144,7 +144,8 @@ class Sim:
                     meta["finish_reason"] = {"type": "length", "length": sent}
                     if self.speculative and not self.arm.get("no_spec_counts"):
                         accepted = round(rounds * (tau - 1))
-                        meta.update(spec_verify_ct=rounds, spec_num_correct_drafts=accepted, spec_accept_length=sent / max(rounds, 1),
+                        meta.update(spec_verify_ct=rounds, spec_num_correct_drafts=accepted,
+                                    spec_accept_length=sent / max(rounds, 1),
                                     spec_num_proposed_drafts=5 * rounds,
                                     spec_correct_drafts_histogram=[rounds - accepted, accepted])
                 write({"text": "", "output_ids": ids[:sent], "meta_info": meta})
@@ -228,7 +229,10 @@ def render(state: Path) -> None:
                                   for name, messages in asked["prompts"].items()}))
 
 
-if __name__ == "__main__" and sys.argv[1] == "-c":
+if __name__ == "__main__" and "ServerArgs" in sys.argv[2]:  # the server's parser is asked about flags
+    for words in json.loads(sys.argv[3]):
+        print("VERDICT", json.dumps("unrecognized arguments: --nonsense" if "--nonsense" in words else None))
+elif __name__ == "__main__" and sys.argv[1] == "-c":
     render(Path(json.loads(Path(os.environ["SIM_SERVER"]).read_text())["state"]))
 elif __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from entrypoints import image, records, run
-from entrypoints.errors import Invalid
+from entrypoints.errors import BadConfig, Invalid
 from entrypoints.settings import Settings
 from tests.unit.entrypoints import schema
 
@@ -304,3 +304,9 @@ def test_an_argument_that_the_server_changed_is_told(bench: Bench) -> None:
     _, result = bench.go(BASE | info, SPEC | info, pairs=1)
     assert "eagle3: the server changed an argument: mem_fraction_static: asked 0.5, server says 0.4" in \
         result["verdict"]["reasons"]
+
+
+def test_a_flag_that_the_server_does_not_know_is_refused_before_anything_starts(bench: Bench) -> None:
+    with pytest.raises(BadConfig, match="unrecognized arguments: --nonsense"):
+        bench.go(BASE, SPEC, extra=("--nonsense", "1"))
+    assert not (bench.folder / "results").exists()
