@@ -11,6 +11,7 @@ Script, all optional:
   generate     ok | unavailable | empty | html | repeat | short | cut | error | silent
   model        what /server_info says instead of --model-path
   info         more keys for /server_info; info_without: keys that it lacks
+  paths        what /openapi.json lists; []: no such endpoint
   port         listen on this port instead
   workers      sglang:: processes (default 2: scheduler and detokenizer)
   grandchildren  processes of the scheduler that end at once
@@ -36,6 +37,8 @@ from typing import Any
 
 WORDS = ("a", "server", "answers", "with", "words", "that", "differ", "from", "each", "other", "so", "it", "reads",
          "like", "text", "and", "not", "one", "thing")
+PATHS = ("/ready", "/health", "/health_generate", "/server_info", "/get_server_info", "/model_info", "/generate",
+         "/flush_cache", "/start_profile", "/stop_profile")
 
 
 def log(text: str) -> None:
@@ -102,6 +105,11 @@ class Handler(BaseHTTPRequestHandler):
             for name in script.get("info_without", []):
                 del info[name]
             self.answer(200, json.dumps(info).encode())
+        elif self.path == "/openapi.json" and script.get("paths") != []:
+            self.answer(200, json.dumps({"paths": dict.fromkeys(script.get("paths", PATHS))}).encode())
+        elif self.path == "/metrics" and script.get("info", {}).get("enable_metrics"):
+            self.answer(200, b"# HELP sglang:generation_tokens_total x\n"
+                             b'sglang:generation_tokens_total{model_name="m"} 7.0\n', "text/plain")
         elif self.path in {"/model_info", "/v1/models"}:
             self.answer(200, json.dumps({"model_path": self.state.arguments.model_path}).encode())
         else:

@@ -60,6 +60,19 @@ def test_what_the_contract_misses_is_named_and_does_not_stop_the_start(tmp_path:
     assert "server_info.attention_backend (unavailable: claim attention-backend)" in steps[-1]
 
 
+def test_endpoints_and_metrics_are_judged_where_the_server_lists_them(tmp_path: Path) -> None:
+    def missing(folder: Path, **script: Any) -> list[str]:
+        folder.mkdir()
+        with server(folder, **script) as one:
+            return [entry["name"] for entry in wait(one).evidence["contract"]["missing"]]
+
+    assert missing(tmp_path / "a") == []
+    assert missing(tmp_path / "b", paths=[]) == []  # no list: not judged
+    assert missing(tmp_path / "c", paths=["/health", "/ready", "/server_info", "/generate", "/start_profile"]) == [
+        "/flush_cache"]
+    assert missing(tmp_path / "d", info={"enable_metrics": True}) == ["sglang:cuda_graph_passes_total"]
+
+
 def test_an_older_server_has_no_ready_endpoint(tmp_path: Path) -> None:
     with server(tmp_path, ready_path=False) as one:
         assert wait(one).evidence["health"] == "/health"
