@@ -92,6 +92,46 @@ def test_check_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {one["name"] for one in json.loads(capsys.readouterr().out)} >= {"gpu", "cache", "results", "patches"}
 
 
+def test_plan_shows_every_setting_with_its_source_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "/models/m", "--draft", "/models/d", "--pairs", "2"]
+    assert cli.main(words, {"ENTRYPOINT_PASSES": "1", "ENTRYPOINT_API_KEY": "sesame"}) == 0
+    text = capsys.readouterr().out
+    assert "pairs                2                        command line" in text
+    assert "passes               1                        environment ENTRYPOINT_PASSES" in text
+    assert "sesame" not in text
+    assert "--speculative-draft-model-path /models/d" in text
+    assert cli.main([*words, "--json"], {}) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"name": "pairs", "value": "2", "source": "command line"} in shown["settings"]
+    assert shown["plan"]["order"]
+
+
+def test_flags_of_the_user_are_judged_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def validate(_image: Any, commands: Any, environment: Any, memory: Path) -> str:
+        asked.append((commands, memory))
+        return "no GPU here"
+
+    monkeypatch.setattr("entrypoints.flags.validate", validate)
+    words = ["plan", "--model", "/models/m", "--draft", "/models/d", "--cache", str(tmp_path)]
+    assert cli.main(words, {}) == 0
+    assert not asked  # flags of the profile were judged when the image was built
+    assert cli.main([*words, "--", "--context-length", "2048"], {}) == 0
+    assert "not checked before the start: no GPU here" in capsys.readouterr().err
+    commands, memory = asked[0]
+    assert memory == tmp_path / "abababababababab"
+    assert all(argv[-2:] == ("--context-length", "2048") for argv in commands.values())
+    assert set(commands) == {"baseline", "eagle3"}
+
+
+def test_a_benchmark_without_its_models_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["benchmark", "--model", "/none", "--draft", "/none2", "--results", str(tmp_path)], {}) == 66
+    assert "the draft folder is not there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["image.json"]
+
+
 def test_health_takes_no_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
                                  tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
