@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from buildctl import context, fragment, patches
+from buildctl import compat, context, fragment, patches
 from buildctl import lock as locks
 from buildctl.context import File
 from buildctl.errors import ManifestError, Problem
@@ -218,7 +218,8 @@ def _image_stage(stack: Stack, layer: LayerImage, last: Stage) -> Stage:
 def _base_stage(lock: Lock) -> Stage:
     if lock.base.source == "bootstrap":
         return Stage(_BASE, "scratch", f"ADD {BASE_TAR} /\n")
-    return Stage(_BASE, f"{lock.base.image}@{lock.base.digest}", "")
+    # without a digest: an unlocked base, which builds refuse unless that is allowed
+    return Stage(_BASE, f"{lock.base.image}@{lock.base.digest}" if lock.base.digest else lock.base.image, "")
 
 
 def _header(stack: Stack) -> str:
@@ -274,6 +275,10 @@ def _facts(project: Project, stack: Stack, lock: Lock, layer: LayerImage) -> dic
         "lock_sha256": digest(locks.dump(part)),
         "targets": list(stack.targets),
         "cuda": stack.cuda.version if stack.cuda else None,
+        # the lowest branch of the NVIDIA driver
+        "driver": compat.driver_floor(stack),
+        # what was built without a hash (build --allow-unlocked)
+        "unlocked": list(part.open_ends),
         "python": "/opt/venv/bin/python",
         "packages": {wheel.name: wheel.version for wheel in part.wheels},
         "patches": applied,

@@ -96,6 +96,10 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
             package = project.images / path
             files.update(tree(package, f"{folder}/own/packages/{package.name}"))
             installed.append(local_version(package))
+        for entry in (entry for entry in lock.unlocked if entry.layer == layer.name):
+            url = next(index.url for index in stack.indexes if index.name == entry.index)
+            text(f"{folder}/own/unlocked/{entry.name}.txt", f"--index-url {url}\n{entry.requirement}\n")
+            installed += [f"{entry.name}=={entry.version}"] if entry.version else []
         share(f"{folder}/own", own, installed)
         files[f"{folder}/patches/README"] = File(b"Patch series that this layer applies, one folder per package.\n")
         for package_name in layer.patches:

@@ -55,6 +55,12 @@ class Unlocked:
     layer: str
     index: str
 
+    @property
+    def version(self) -> str | None:
+        """The version, where exactly one is asked for."""
+        pins = [item.version for item in Requirement(self.requirement).specifier if item.operator == "=="]
+        return pins[0] if len(pins) == 1 and not pins[0].endswith("*") else None
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
@@ -119,9 +125,10 @@ class Lock:
         return (*base, *(f"{entry.requirement} of index '{entry.index}'" for entry in self.unlocked))
 
     def version(self, package: str) -> str | None:
-        """The locked version of a package of the server's environment."""
+        """The version of a package of the server's environment: locked, or asked for where that is all there is."""
         wanted = canonicalize_name(package)
-        return next((wheel.version for wheel in self.wheels if wheel.name == wanted), None)
+        locked = next((wheel.version for wheel in self.wheels if wheel.name == wanted), None)
+        return locked or next((entry.version for entry in self.unlocked if entry.name == wanted), None)
 
     def wheel(self, package: str) -> Wheel | None:
         """The locked wheel of a package of the server's environment."""

@@ -189,6 +189,19 @@ def write(made: Made, path: Path) -> None:
     partial.replace(path)
 
 
+def refuse_unlocked(stack: Stack, project: Project, lock: Lock) -> None:
+    """Refuse to build what no hash holds.
+
+    :raises ManifestError: the lock has open ends.
+    """
+    if lock.open_ends:
+        raise ManifestError(Problem(f"the lock of '{stack.name}' is not complete", project.shown(locks.path_of(stack)),
+                                    found=f"unlocked: {'; '.join(lock.open_ends)}",
+                                    expected="a hash for every file, a digest for the base",
+                                    todo=f"run `buildctl lock {stack.name}` where these indexes and registries are "
+                                         "reachable; or build with --allow-unlocked, which the image will record"))
+
+
 def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache: Path) -> dict[str, Checked]:
     """Apply every series of a stack to the locked source, in memory; remembered results cost nothing.
 
@@ -275,4 +288,5 @@ def _digest(image: str) -> str:
     return found.digest
 
 
-__all__ = ["Made", "Wish", "check_patches", "make", "write"]
+__all__ = ["Made", "Wish", "check_patches", "make", "moment", "names", "refuse_unlocked",
+           "write"]

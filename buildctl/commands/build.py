@@ -31,14 +31,18 @@ if TYPE_CHECKING:
 @click.option("--no-cache", is_flag=True, help="Run every step again.")
 @click.option("--progress", type=click.Choice(["auto", "terminal", "plain", "github", "quiet"]), default="auto",
               show_default=True, help="How progress is shown, on stderr.")
+@click.option("--allow-unlocked", is_flag=True,
+              help="Build although the lock has no hash for some packages or the base; the image records it.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
 def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple[str, ...], builder: str | None,
-            no_cache: bool, progress: str, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
+            no_cache: bool, progress: str, allow_unlocked: bool, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
     lent = host.read(wheelhouses)
     found, composition = composed(root, stack_name, wheelhouses, lent)
+    if not allow_unlocked:
+        locking.refuse_unlocked(composition.stack, found, composition.lock)
     cache = cache_dir()
     locking.check_patches(composition.stack, found, composition.lock, lent, cache)
     places = [parse_target(text) for text in push_to]

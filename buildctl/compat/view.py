@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -133,8 +132,7 @@ def _packages(lock: Lock) -> dict[str, Package]:
         if version is not None:
             found[wheel.name] = Package(wheel.name, version, wheel.index, wheel.via, wheel.requires, True)
     for entry in lock.unlocked:
-        pins = [item.version for item in Requirement(entry.requirement).specifier if item.operator == "=="]
-        version = _version(pins[0]) if len(pins) == 1 else None
+        version = _version(entry.version or "")
         if version is not None:
             found[entry.name] = Package(entry.name, version, entry.index, (".",), None, False)
     return found
