@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildctl import patches, source, udiff
+from buildctl import cli, patches, source, udiff
 from buildctl.errors import PatchError
 from buildctl.patches import Applied, Series
 from buildctl.source import Wheel
@@ -140,3 +140,12 @@ def test_a_damaged_real_patch_never_passes_for_the_right_tree(at: int, bit: int,
         return
 
     assert (udiff.effective_tree(result.files) == right.tree_sha256) == (dict(result.files) == dict(right.files))
+
+
+def test_patch_check_is_green_on_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.run(["--project", str(PATCHES.parent), "patch", "check"])
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert not err
+    assert all(f"patches/{folder.parent.name}/{folder.name}: " in out for folder in FOLDERS)
