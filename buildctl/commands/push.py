@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 
 import click
 
 from buildctl.cli import emit
-from buildctl.commands._options import json_option
+from buildctl.commands._options import composed, json_option
 from buildctl.engine import connect
 from buildctl.errors import Problem, UsageError
 from buildctl.push import Job, Move, Publisher, Result, Watcher
@@ -19,7 +21,10 @@ from buildctl.upload import Progress
 
 
 @click.command("push")
-@click.argument("references", nargs=-1, required=True, metavar="IMAGE:TAG...")
+@click.argument("references", nargs=-1, metavar="IMAGE:TAG...")
+@click.option("--stack", "stack_name", metavar="NAME",
+              help="Push built images of this stack, all or IMAGE...: each under its content key, which is fixed, and "
+                   "its version tag, which moves.")
 @click.option("--to", "targets", multiple=True, metavar="REGISTRY[/NAMESPACE]",
               help="Push there, keeping name and tag; may be repeated. Without it IMAGE names its registry itself.")
 @click.option("--alias", "aliases", multiple=True, metavar="TAG", help="A further fixed tag for the same digest.")
@@ -35,16 +40,23 @@ from buildctl.upload import Progress
 @click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="MB/S",
               help="Upload rate of this line, to warn of layers that a registry would cut off.")
 @json_option
-def command(references: tuple[str, ...], targets: tuple[str, ...], aliases: tuple[str, ...],
-            moving: tuple[str, ...], dry_run: bool, attempts: int, wait: float, timeout: float, rate: float,
-            as_json: bool) -> None:
+@click.pass_obj
+def command(root: Path | None, references: tuple[str, ...], stack_name: str | None, targets: tuple[str, ...],
+            aliases: tuple[str, ...], moving: tuple[str, ...], dry_run: bool, attempts: int, wait: float,
+            timeout: float, rate: float, as_json: bool) -> None:
     """Push local images to one or several registries.
 
     IMAGE:TAG is a fixed tag: when it exists with other content nothing is pushed and the exit code is 12. What a
     registry has already is not sent again, so an interrupted push is simply repeated.
     """
-    jobs = jobs_for(references, [parse_target(target) for target in targets], tuple(map(check_tag, aliases)),
-                    tuple(map(check_tag, moving)))
+    places = [parse_target(target) for target in targets]
+    further, moved = tuple(map(check_tag, aliases)), tuple(map(check_tag, moving))
+    if stack_name is None:
+        jobs = jobs_for(references, places, further, moved)
+    else:
+        _, composition = composed(root or Path(), stack_name, ())
+        images = [composition.image(name) for name in references] or composition.images
+        jobs = jobs_of([image.tags for image in images], places, further, moved)
     with (closing(connect(max(timeout, 60))) as engine,
           Publisher(engine, policy=Policy(attempts, wait), patience=timeout,
                     watcher=Speaker(sys.stderr.isatty())) as publisher):
@@ -62,9 +74,23 @@ def command(references: tuple[str, ...], targets: tuple[str, ...], aliases: tupl
         click.echo("\n".join(f"{result.target}@{result.digest}" for result in results))
 
 
+def jobs_of(tags: Iterable[tuple[str, ...]], targets: list[Target], aliases: tuple[str, ...] = (),
+            moving: tuple[str, ...] = ()) -> list[Job]:
+    """Jobs for images of a stack: version and key tag of each. Raises `UsageError`."""
+    if not targets:
+        raise UsageError(Problem("the images of a stack name no registry", "--to", "", "REGISTRY[/NAMESPACE]",
+                                 "add --to REGISTRY/NAMESPACE"))
+    pairs = [(parse(version), parse(key)) for version, key in tags]
+    return [Job(str(key), place.place(key), aliases, (version.tag, *moving)) for version, key in pairs
+            for place in targets]
+
+
 def jobs_for(references: tuple[str, ...], targets: list[Target], aliases: tuple[str, ...] = (),
              moving: tuple[str, ...] = ()) -> list[Job]:
     """One job per image and target; all wrong references at once. Raises `UsageError`."""
+    if not references:
+        raise UsageError(Problem("nothing to push", "IMAGE:TAG...", "", "an image, or --stack NAME",
+                                 "name an image that `docker images` shows"))
     jobs: list[Job] = []
     problems: list[Problem] = []
     for text in references:

@@ -170,7 +170,8 @@ def test_plan_build_and_push_of_a_release(project_job: Job, proxy: FaultProxy) -
     assert re.search(r"\| cuda:none-inttest-regtest \| new \|", job.summary.read_text())
 
     where = {"STACK": "tiny", "REGISTRY": proxy.host, "NAMESPACE": "Team", "PROGRESS": "plain"}
-    proxy.add(Fault("HEAD", "/manifests/", times=6))  # the first run gives up, the second succeeds
+    # the first run gives up at once, the second succeeds
+    proxy.add(Fault("HEAD", "/manifests/", code=503, headers={"Retry-After": "3600"}, times=1))
     done = job.run("publish", **where)
     assert done.returncode == 0, done.stdout + done.stderr
     image = (job.folder / "image").read_text().strip()
@@ -183,6 +184,11 @@ def test_plan_build_and_push_of_a_release(project_job: Job, proxy: FaultProxy) -
         assert found is not None
         assert found.digest == image.partition("@")[2]
     assert found.digest in job.summary.read_text()
+
+    by_hand = subprocess.run(["sgl-buildctl", "push", "--stack", "tiny", "--to", f"{proxy.host}/hand", "--json"],
+                             cwd=job.folder, env=job.env, capture_output=True, text=True, check=False)
+    assert by_hand.returncode == 0, by_hand.stderr
+    assert {entry["digest"] for entry in json.loads(by_hand.stdout)["pushed"]} == {found.digest}
 
     again = job.run("publish", **where)
     assert again.returncode == 0, again.stderr

@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from buildctl.budget import GB
-from buildctl.commands.push import Speaker, jobs_for
+from buildctl.commands.push import Speaker, jobs_for, jobs_of
 from buildctl.errors import AuthError, Problem, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.push import Job, Publisher, Result, Watcher
@@ -134,6 +134,19 @@ def test_one_job_per_image_and_target() -> None:
     assert jobs[0].aliases == ("v1",)
     assert jobs[0].moving == ("latest",)
     assert [str(job.target) for job in jobs_for(("ghcr.io/a:1",), [])] == ["ghcr.io/a:1"]
+
+
+def test_images_of_a_stack_go_under_their_key_and_their_version_moves() -> None:
+    jobs = jobs_of([("a:1-cpu", "a:key-12")], [parse_target("ghcr.io/t"), parse_target("y.io")], moving=("latest",))
+    assert [str(claim) for claim in jobs[0].claims] == ["ghcr.io/t/a:key-12", "ghcr.io/t/a:1-cpu", "ghcr.io/t/a:latest"]
+    assert [job.source for job in jobs] == ["a:key-12", "a:key-12"]
+    with pytest.raises(UsageError, match="--to"):
+        jobs_of([("a:1-cpu", "a:key-12")], [])
+
+
+def test_nothing_to_push_is_said() -> None:
+    with pytest.raises(UsageError, match="nothing to push"):
+        jobs_for((), [parse_target("ghcr.io")])
 
 
 def test_all_wrong_references_are_told_at_once() -> None:
