@@ -18,7 +18,7 @@ from pathlib import Path
 
 from entrypoints import contract, models
 from entrypoints.command import server_argv
-from entrypoints.errors import InputMissing, Unusable
+from entrypoints.errors import CannotWrite, InputMissing, Problem, Unusable
 from entrypoints.host import Gpu, Host
 from entrypoints.image import Image
 from entrypoints.readiness import asked
@@ -50,19 +50,37 @@ class Finding:
         return asdict(self)
 
 
-def run(host: Host, image: Image, settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
-    """All findings, in the order in which problems should be solved."""
+def run(host: Host, image: Image, settings: Settings, environ: Mapping[str, str], *,
+        whole: bool = True) -> list[Finding]:
+    """All findings, in the order in which problems should be solved; the image itself is looked at when `whole`."""
     gpus_needed = tensor_parallel(image, settings)
     return [*gpus(host, image, gpus_needed), *links(host, gpus_needed), *memory(host, gpus_needed),
-            *folders(settings, image), *model_files(settings, environ), *network(environ), *integrity(image)]
+            *folders(settings, image), *model_files(settings, environ), *network(environ),
+            *(integrity(image) if whole else ())]
+
+
+def before_start(findings: Sequence[Finding], *, measuring: bool) -> list[Finding]:
+    """The warnings; raises for failures, all at once, before minutes are spent on a server that cannot work.
+
+    A server may share its GPU with others and needs no results folder; a measurement may not and does.
+    """
+    tolerated = set() if measuring else {"gpu memory", "results"}
+    failed = [one for one in findings if one.state == "fail" and one.name not in tolerated]
+    if failed:
+        kind = {66: InputMissing, 73: CannotWrite}.get(exit_code(failed), Unusable)
+        raise kind([Problem(what=f"check: {one.name}", found=one.found, expected=one.needed, todo=one.remedy)
+                    for one in failed])
+    return [one for one in findings if one.state in {"warn", "fail"}]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 without a fail; 66 when only model files fail; else 69."""
+    """0 without a fail; 66 when only model files fail; 73 when only folders do; else 69."""
     failed = {one.name for one in findings if one.state == "fail"}
     if not failed:
         return 0
-    return InputMissing.exit_code if failed <= {"model", "draft"} else Unusable.exit_code
+    if failed <= {"model", "draft"}:
+        return InputMissing.exit_code
+    return CannotWrite.exit_code if failed <= {"results", "cache"} else Unusable.exit_code
 
 
 def render(findings: Sequence[Finding]) -> str:
@@ -189,7 +207,7 @@ def folders(settings: Settings, image: Image) -> Iterator[Finding]:
             yield Finding(name, "fail", f"{path}: {trouble}", f"writable by user {os.getuid()}",
                           f"-v NAME:{path}, owned by that user")
             continue
-        free = shutil.disk_usage(path).free
+        free = shutil.disk_usage(nearest(path)).free
         state = "ok" if free >= DISK_WANTED else "warn"
         yield Finding(name, state, f"{path}: writable, {free / GIB:.0f} GiB free", f"{DISK_WANTED // GIB} GiB free",
                       "" if state == "ok" else "a larger volume")
@@ -199,12 +217,19 @@ def folders(settings: Settings, image: Image) -> Iterator[Finding]:
 
 
 def writable(path: Path) -> str:
-    """ "" when a file can be made there, else why not."""
+    """ "" when a file can be made there, or below its nearest parent that exists, else why not."""
     try:
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=nearest(path)):
             return ""
     except OSError as error:
         return error.strerror or str(error)
+
+
+def nearest(path: Path) -> Path:
+    """The folder itself, or its nearest parent that exists: folders are made when they are needed."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def model_files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoints import __version__, settings, signals
-from entrypoints.errors import Bug, EntrypointError, InputMissing, Problem, Terminated, Usage
+from entrypoints.errors import Bug, EntrypointError, Problem, Terminated, Usage
 from entrypoints.image import Image, load
 
 HELP = f"""entrypoint {__version__}: usage of this image
@@ -94,15 +94,18 @@ def _report(error: EntrypointError, as_json: bool) -> int:
 
 def _serve(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import serve
-    chosen = settings.resolve(words, environ, only=settings.SERVE_OPTIONS, mode="serve")
-    return serve.run(chosen, load(), environ)
+    chosen, image = settings.resolve(words, environ, only=settings.SERVE_OPTIONS, mode="serve"), load()
+    if not {"--help", "-h"} & set(chosen.extra):
+        _check_first(serve.completed(chosen), image, environ, measuring=False)
+    return serve.run(chosen, image, environ)
 
 
 def _benchmark(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import run
     chosen, image = settings.resolve(words, environ, mode="benchmark"), load()
+    if not chosen.resume:
+        _check_first(chosen, image, environ, measuring=True)
     _validate_flags(chosen, image, environ)
-    _require_models(chosen, image, environ)
     return run.benchmark(chosen, image)
 
 
@@ -136,12 +139,15 @@ def _validate_flags(chosen: settings.Settings, image: Image, environ: Mapping[st
         print(f"entrypoint: flags not checked before the start: {why}", file=sys.stderr)
 
 
-def _require_models(chosen: settings.Settings, image: Image, environ: Mapping[str, str]) -> None:
-    """Missing model files are found in a second, not after a server start."""
-    from entrypoints import command, models
+def _check_first(chosen: settings.Settings, image: Image, environ: Mapping[str, str], *, measuring: bool) -> None:
+    """What can be known in a second is not learnt from a server start."""
+    if not chosen.check:
+        return
+    from entrypoints import check, command, host
     environment = command.server_environment(image, environ, cache_root=Path(chosen.cache))
-    if chosen.model and not chosen.resume and (wrong := models.problems(chosen.model, chosen.draft, environment)):
-        raise InputMissing(wrong)
+    findings = check.run(host.read(), image, chosen, environment, whole=False)
+    for one in check.before_start(findings, measuring=measuring):
+        print(f"entrypoint: {one.name}: {one.found}; {one.remedy}", file=sys.stderr)
 
 
 def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoints import health, models, version
+from entrypoints import health, version
 from entrypoints.command import given_flags, server_argv, server_environment
-from entrypoints.errors import BadConfig, CannotWrite, InputMissing, Problem
+from entrypoints.errors import BadConfig, CannotWrite, Problem
 from entrypoints.image import Image
 from entrypoints.logfile import PassThrough
 from entrypoints.readiness import Expect, asked, wait_ready
@@ -30,8 +31,6 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
     if {"--help", "-h"} & set(settings.extra):
         os.execve(argv[0], argv, environment)  # noqa: S606
     said = asked(argv)
-    _require_models(str(said.get("model_path") or said.get("model") or ""),
-                    str(said.get("speculative_draft_model_path") or ""), environment)
     prepare_cache(Path(settings.cache) / image.short_key)
     port = int(said["port"])
     launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=port)
@@ -54,6 +53,14 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
         # all of the grace time, also when we are being stopped: requests in flight are somebody's
         server.stop(settings.grace_seconds)
         health.forget()
+
+
+def completed(settings: Settings) -> Settings:
+    """The settings with model and draft as the server's own flags name them, for the check."""
+    said = asked(settings.extra)
+    model = str(said.get("model_path") or said.get("model") or settings.model)
+    draft = str(said.get("speculative_draft_model_path") or settings.draft)
+    return dataclasses.replace(settings, model=model, draft=draft)
 
 
 def command(settings: Settings, image: Image) -> tuple[str, ...]:
@@ -91,11 +98,6 @@ def mask(argv: tuple[str, ...]) -> list[str]:
         hidden = shown and shown[-1] in {"--api-key", "--admin-api-key"}
         shown.append("***" if hidden else word)
     return shown
-
-
-def _require_models(model: str, draft: str, environ: Mapping[str, str]) -> None:
-    if found := models.problems(model, draft, environ):
-        raise InputMissing(found)
 
 
 def _can_be_asked(said: Mapping[str, object]) -> bool:

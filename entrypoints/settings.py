@@ -66,6 +66,7 @@ class Settings:
     require: tuple[str, ...] = _option((), "claim of the evidence that must be active, else the run is invalid",
                                        many=True)
     trace: bool = _option(False, "profile a few steps of each arm after its measured passes")
+    check: bool = _option(True, "refuse to start where `entrypoint check` fails")
     stall_seconds: float = _option(300.0, "give up when nothing moves for so long: log, load, tokens", at_least=1)
     ready_seconds: float = _option(0.0, "give up on a start after so long even if it moves; 0: never", at_least=0)
     deadline_seconds: float = _option(0.0, "end the whole run after so long; 0: never", at_least=0)

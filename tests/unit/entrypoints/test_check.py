@@ -12,6 +12,7 @@ import pytest
 
 from entrypoints import check, contract
 from entrypoints.check import Finding, exit_code, render, tensor_parallel
+from entrypoints.errors import CannotWrite, InputMissing, Unusable
 from entrypoints.host import Gpu, Host, memory_limit, read
 from entrypoints.image import Image, load
 from entrypoints.settings import Settings, resolve
@@ -117,8 +118,10 @@ def test_tensor_times_pipeline(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
-    found = states(BARE, tmp_path, "--results", str(tmp_path / "none"))
+    (tmp_path / "file").touch()
+    found = states(BARE, tmp_path, "--results", str(tmp_path / "file" / "none"))
     assert found["results"].state == "fail"
+    assert states(BARE, tmp_path, "--results", str(tmp_path / "not-yet"))["results"].state == "ok"
     assert found["cache"].state == "ok"
     assert found["kernel cache"].found.startswith("cold")
     (tmp_path / "cache" / "abababababababab" / "triton").mkdir(parents=True)
@@ -187,6 +190,30 @@ def test_the_contract_against_the_installed_source(tmp_path: Path) -> None:
 
 def test_an_absent_patched_file_changes_the_tree(tmp_path: Path) -> None:
     assert check.effective_tree(tmp_path, ["a"]) != check.effective_tree(tmp_path, [])
+
+
+def test_failures_stop_a_start_and_warnings_are_handed_on(tmp_path: Path) -> None:
+    """K6-6: /dev/shm of 64 MB and TP 2 is refused before the server starts."""
+    small = dataclasses.replace(BOX, shm_total=64 * 2**20, shm_free=64 * 2**20, memlock=0)
+    two = list(states(small, tmp_path, "--", "--tp", "2").values())
+    with pytest.raises(Unusable, match="--shm-size=32g"):
+        check.before_start(two, measuring=False)
+    one = list(states(small, tmp_path).values())
+    assert [found.name for found in check.before_start(one, measuring=True)] == ["shared memory", "memlock"]
+    busy = list(states(change(BOX, 0, memory_used=90 * GIB), tmp_path).values())
+    with pytest.raises(Unusable, match="gpu memory"):
+        check.before_start(busy, measuring=True)
+    assert [found.name for found in check.before_start(busy, measuring=False)] == ["gpu memory"]
+    with pytest.raises(InputMissing):
+        check.before_start(list(states(BOX, tmp_path, "--model", "/none").values()), measuring=False)
+    (tmp_path / "file").touch()
+    nowhere = list(states(BOX, tmp_path, "--results", str(tmp_path / "file" / "x")).values())
+    with pytest.raises(CannotWrite):
+        check.before_start(nowhere, measuring=True)
+    assert exit_code(nowhere) == 73
+    built = image(tmp_path)
+    names = {found.name for found in check.run(BARE, built, settings(tmp_path), {}, whole=False)}
+    assert "packages" not in names
 
 
 def test_rendering(tmp_path: Path) -> None:

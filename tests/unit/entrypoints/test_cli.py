@@ -127,7 +127,8 @@ def test_flags_of_the_user_are_judged_before_anything_starts(tmp_path: Path, mon
 
 
 def test_a_benchmark_without_its_models_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["benchmark", "--model", "/none", "--draft", "/none2", "--results", str(tmp_path)], {}) == 66
+    assert cli.main(["benchmark", "--model", "/none", "--draft", "/none2", "--results", str(tmp_path),
+                     "--cache", str(tmp_path)], {}) == 66
     assert "the draft folder is not there" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["image.json"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from entrypoints import processes, serve
-from entrypoints.errors import BadConfig, CannotWrite, InputMissing
+from entrypoints.errors import BadConfig, CannotWrite
 from entrypoints.image import load
 from entrypoints.settings import SERVE_OPTIONS, resolve
 from entrypoints.supervise import free_port
 from tests.unit.entrypoints.image import document, write
 from tests.unit.entrypoints.serving import FAULT_SERVER
-from tests.unit.entrypoints.test_models import DRAFT, folder
+from tests.unit.entrypoints.test_models import folder
 
 ROOT = Path(__file__).parents[3]
 STARTED: list[subprocess.Popen[str]] = []
@@ -179,13 +179,20 @@ def test_arms_of_the_profile(tmp_path: Path) -> None:
     made(tmp_path, "--serve-arm", "eagle3", "--speculative-draft-model-path", "/d")
 
 
-def test_a_draft_that_is_not_whole(tmp_path: Path) -> None:
-    """K6-5."""
+def test_models_named_by_the_servers_own_flags_are_checked_too(tmp_path: Path) -> None:
+    """K6-5: a local draft folder without config.json."""
     (tmp_path / "d").mkdir()
-    model = folder(tmp_path / "m")
-    with pytest.raises(InputMissing, match=r"draft folder has no readable config\.json"):
-        serve._require_models(model, str(tmp_path / "d"), {})
-    serve._require_models(str(tmp_path / "m"), folder(tmp_path / "e", DRAFT), {})
+    one = Container(tmp_path, "--model-path", str(tmp_path / "model"), "--speculative-draft-model-path",
+                    str(tmp_path / "d"))
+    assert one.end() == 66
+    assert "draft folder has no readable config.json" in one.err
+
+
+def test_the_check_can_be_switched_off(tmp_path: Path) -> None:
+    one = Container(tmp_path, "--model-path", "/none", variables={"ENTRYPOINT_CHECK": "0"}, then=[["exit", 3]],
+                    open=None)
+    assert one.end() == 69
+    assert "ended with status 3" in one.err
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
