@@ -64,8 +64,8 @@ class Claim:
 
 
 def observe(seen: Observation, *, required: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Every claim about one server start. An arm that speculates always requires `speculation`."""
-    wanted = set(required)
+    """Every claim about one server start. `speculation` is required of every arm that speculates, and of no other."""
+    wanted = set(required) - {"speculation"}
     if seen.server_info.get("speculative_algorithm"):
         wanted.add("speculation")
     claims = [_attention(seen), _speculation(seen), _graphs(seen), *_all_reduce(seen), _no_jit(seen),
