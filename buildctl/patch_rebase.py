@@ -61,12 +61,15 @@ def step(series: Series, patch: Patch, old: Reader, new: Reader, onto: str, toda
         return Step(patch, "conflict", f"{conflicts} conflict(s)", files=merged, missing=missing)
     if all(merged[path] == new(path) for path in merged):
         return Step(patch, "dropped", f"applied upstream in {onto}")
+    try:
+        for path, content in merged.items():
+            udiff.check_python(content, path, patch.name)
+    except udiff.DiffError as error:
+        return Step(patch, "conflict", str(error), files=merged)
     return _carried(patch, merged, new, today, "merged")
 
 
 def _carried(patch: Patch, files: Mapping[str, bytes], new: Reader, today: str, how: str) -> Step:
-    for path, content in files.items():
-        udiff.check_python(content, path, patch.name)
     body = b"".join(patch_git.diff(new(path), files[path], path) for path in sorted(files) if files[path] != new(path))
     touched = ", ".join(path for path in sorted(files) if files[path] != new(path))
     header = patch_edit.header_with(patch.diff.preamble, {"Files": touched, "Last-Update": today})
@@ -123,4 +126,10 @@ def conflict_error(step: Step, folder: str) -> PatchError:
         )
         for path in marked
     ]
-    return PatchError(problems)
+    unsound = Problem(
+        "the merge went through, and its result does not compile",
+        step.patch.name,
+        found=step.how,
+        todo=f"repair it in {folder}, `buildctl patch refresh --from {folder}`, then rebase again",
+    )
+    return PatchError(problems or [unsound])

@@ -173,6 +173,7 @@ def test_a_refresh_that_breaks_a_later_patch_writes_nothing_unless_forced(bench:
     (lambda work: (work / "demo/free.py").unlink(), "a patch deletes no files"),
     (lambda work: (work / GATE).write_text("a\n<<<<<<< ours\n"), "conflict marks left"),
     (lambda work: (work / GATE).write_text(NEW + "def (\n"), "does not compile"),
+    (lambda work: (work / GATE).write_bytes(NEW.encode() + b"# \0\n"), "the patch is binary"),
     (lambda work: (work / "HEADER").write_text("Origin: x\n---\n"), "no Description"),
 ])
 def test_what_cannot_become_a_patch_is_refused(bench: Bench, spoil: object, said: str) -> None:
@@ -277,6 +278,21 @@ def test_rebase_drops_what_the_merge_leaves_nothing_of(bench: Bench) -> None:
     out = bench.run("rebase", "--onto", "1.1", "--onto-wheel", str(bench.other(upstream)))
 
     assert "dropped  0001-gate.patch: applied upstream in 1.1" in out
+
+
+def test_a_merge_that_does_not_compile_is_laid_out_like_a_conflict(bench: Bench) -> None:
+    """Each side is right alone: upstream made an expression of the function, the patch adds a statement to it."""
+    body = "def gate(card):\n    a = 1\n    b = 2\n    c = 3\n    d = 4\n    e = 5\n    f = 6\n    return a\n"
+    ours = body.replace("    f = 6\n", "    f = 6\n    f += 1  # MARK\n")
+    theirs = body.replace("def gate(card):\n    a = 1\n    b = 2\n", "VALUE = [\n").replace("    c = 3\n", "    1,\n")
+    theirs = theirs.replace("    d = 4\n", "    4,\n") + "]\n"
+    (bench.series / "0001-gate.patch").write_text(lab.patch(lab.diff(GATE, body, ours), files=GATE))
+
+    out = bench.run("rebase", "--onto", "1.1", "--onto-wheel", str(bench.other(theirs)), "--work", "conflict",
+                    wheel=bench.other(body, version="1.0"), expect=5)
+
+    assert "its result does not compile" in out
+    assert "f += 1  # MARK" in (bench.root / "conflict" / GATE).read_text()
 
 
 def test_rebase_says_when_the_file_is_gone(bench: Bench) -> None:
