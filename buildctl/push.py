@@ -8,8 +8,7 @@ are found before the first byte moves; fixed tags go first, moving ones last.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +22,18 @@ from buildctl.oci import Descriptor, Manifest
 from buildctl.reference import Reference
 from buildctl.registry import Registry
 from buildctl.retry import Failed, Policy, Retry
-from buildctl.upload import NOTHING, LocalImage, Progress, Upload, exact_layers, layers_of, local_image, push
+from buildctl.upload import (
+    NOTHING,
+    LocalImage,
+    Progress,
+    Upload,
+    asking,
+    exact_layers,
+    layers_of,
+    local_image,
+    name_removed,
+    push,
+)
 
 if TYPE_CHECKING:
     import docker
@@ -232,12 +242,10 @@ class Publisher:
         def attempt() -> Upload:
             nonlocal attempts
             attempts += 1
-            # named anew each time: another push on the same engine may have taken the name away
-            self.engine.tag(move.job.source, move.target.name, move.target.tag)
-            return self._engine_push(move.target)
+            return self._engine_push(move)
 
         image = local_image(self.engine, move.job.source)
-        with self._name_removed(move):
+        with name_removed(self.engine, where, move.job.source):
             try:
                 upload = self.policy.run(attempt, lambda retry: self.watcher.retry(where, retry))
             except Failed as failed:
@@ -246,9 +254,9 @@ class Publisher:
         return Result("upload", move.target, move.job.source, digest, upload.progress, attempts,
                       time.monotonic() - started)
 
-    def _engine_push(self, target: Reference) -> Upload:
+    def _engine_push(self, move: Move) -> Upload:
         """One push; logged in again where the login ends in the middle, as long as layers arrive between."""
-        where = str(target)
+        target, where = move.target, str(move.target)
         for number in range(self.policy.attempts):
             arrived = 0
 
@@ -258,8 +266,8 @@ class Publisher:
                 self.watcher.progress(where, progress)
 
             try:
-                return push(self.engine, target, self._source(target.registry).as_auth_config(), watch,
-                            patience=self.patience)
+                return push(self.engine, move.job.source, target, self._source(target.registry).as_auth_config(),
+                            watch, patience=self.patience)
             except Failed as failed:
                 if failed.fault.kind is not Kind.LOGIN or (number and not arrived):
                     raise
@@ -306,27 +314,10 @@ class Publisher:
         raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
                                      digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
 
-    @contextmanager
-    def _name_removed(self, move: Move) -> Iterator[None]:
-        """Take the target's name away from the engine afterwards, unless it was there before."""
-        import docker.errors
-
-        name = str(move.target)
-        try:
-            self.engine.inspect_image(name)  # type: ignore[no-untyped-call]
-            existed = True
-        except docker.errors.NotFound:
-            existed = False
-        try:
-            yield
-        finally:
-            if not existed and name != move.job.source:
-                with suppress(docker.errors.APIError):
-                    self.engine.remove_image(name, noprune=True)
-
     def _plain_hosts(self) -> tuple[str, ...]:
         if self._insecure is None:
-            configs = (self.engine.info().get("RegistryConfig") or {}).get("IndexConfigs") or {}
+            with asking():
+                configs = (self.engine.info().get("RegistryConfig") or {}).get("IndexConfigs") or {}
             self._insecure = tuple(name for name, config in configs.items() if not config.get("Secure", True))
         return self._insecure
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from buildctl import fault as faults
 from buildctl.budget import MIB, Layer
-from buildctl.errors import Problem, UsageError
+from buildctl.errors import EngineError, Problem, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.image_config import KEY_LABEL
 from buildctl.reference import Reference
@@ -43,17 +43,54 @@ class LocalImage:
         return self.labels.get(KEY_LABEL, "")
 
 
-def local_image(engine: docker.APIClient, name: str) -> LocalImage:
-    """Look an image up in the engine. Raises `UsageError` when it is not there."""
+@contextmanager
+def asking() -> Iterator[None]:
+    """Turn the SDK's errors into ours. Raises `EngineError`."""
     import docker.errors
+    import requests
 
     try:
-        found: dict[str, Any] = engine.inspect_image(name)  # type: ignore[no-untyped-call]
-    except docker.errors.NotFound:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise EngineError(Problem("the Docker engine does not answer as it should", "engine",
+                                  (str(error).splitlines() or [type(error).__name__])[0], "an answer",
+                                  "see whether `docker info` answers, then run the same command again")) from None
+
+
+def local_image(engine: docker.APIClient, name: str) -> LocalImage:
+    """Look an image up in the engine. Raises `UsageError` when it is not there, `EngineError`."""
+    found = _inspect(engine, name)
+    if found is None:
         raise UsageError(Problem("no such image in the engine", name, "", "an image that was built or pulled here",
-                                 "build it first; `docker images` lists what there is")) from None
+                                 "build it first; `docker images` lists what there is"))
     digests = frozenset(entry.rpartition("@")[2] for entry in found.get("RepoDigests") or [])
     return LocalImage(found["Id"], digests, (found.get("Config") or {}).get("Labels") or {})
+
+
+@contextmanager
+def name_removed(engine: docker.APIClient, name: str, source: str) -> Iterator[None]:
+    """Take `name`, another name of `source`, away from the engine afterwards, unless it was there before."""
+    import docker.errors
+    import requests
+
+    existed = _inspect(engine, name) is not None
+    try:
+        yield
+    finally:
+        if not existed and name != source:
+            with suppress(docker.errors.APIError, requests.exceptions.RequestException):
+                engine.remove_image(name, noprune=True)
+
+
+def _inspect(engine: docker.APIClient, name: str) -> dict[str, Any] | None:
+    import docker.errors
+
+    with asking():
+        try:
+            found: dict[str, Any] = engine.inspect_image(name)  # type: ignore[no-untyped-call]
+            return found
+        except docker.errors.NotFound:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +160,29 @@ def _progress(layers: Iterable[tuple[str, int, int]]) -> Progress:
 
 def layers_of(engine: docker.APIClient, image: str) -> list[Layer]:
     """The image's layers with their unpacked sizes: upper bounds of what travels."""
-    history: list[dict[str, Any]] = engine.history(image)  # type: ignore[no-untyped-call]
+    with asking():
+        history: list[dict[str, Any]] = engine.history(image)  # type: ignore[no-untyped-call]
     return [Layer(int(step.get("Size") or 0), str(step.get("CreatedBy") or ""), exact=False)
             for step in reversed(history) if step.get("Size")]
 
 
-def push(engine: docker.APIClient, target: Reference, login: Mapping[str, str],
+def push(engine: docker.APIClient, source: str, target: Reference, login: Mapping[str, str],
          watch: Callable[[Progress], None] | None = None, *, patience: float = 600.0) -> Upload:
-    """Push the local image `target`. Raises `Failed`."""
+    """Push the local image `source` as `target`. Raises `Failed`, `EngineError`."""
     import docker.errors
     import requests
+    import urllib3.exceptions
 
+    with asking():  # named anew each time: another push on the same engine may have taken the name away
+        engine.tag(source, target.name, target.tag)
     try:
         with _hanging_up(engine):
             lines = engine.push(target.name, tag=target.tag, stream=True, decode=True, auth_config=dict(login))
             return read_stream(lines, watch, patience=patience)
     except docker.errors.APIError as error:
         raise Failed(faults.of_engine(str(error.explanation or error))) from None
-    except requests.exceptions.RequestException as error:
+    # in the middle of a stream the SDK passes on what it reads with
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         text = "no answer for too long" if "timed out" in str(error).lower() else "the engine hung up"
         raise Failed(Fault(Kind.TRANSIENT, text)) from None
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -545,6 +548,65 @@ def test_an_interrupted_push_is_exit_130_and_leaves_nothing_behind(proxy: FaultP
     assert "Traceback" not in err
     assert images.names() == before
     _until(lambda: proxy.clients_waiting() == 0)  # the engine has stopped uploading
+
+
+class Wire:
+    """A unix socket in front of the engine's own, which can be cut."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect("/var/run/docker.sock")
+                self._ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._carry, args=(one, other)))
+                    self._threads[-1].start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """The engine is gone, for connections that there are and for new ones."""
+        self._path.unlink(missing_ok=True)
+        for end in [self._listener, *self._ends]:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in [self._listener, *self._ends]:
+            end.close()
+
+
+def test_an_engine_that_dies_in_the_middle_is_exit_9(proxy: FaultProxy, images: Images, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    name = images.make("a:1")
+    wire = Wire(tmp_path / "docker.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'docker.sock'}")
+    proxy.add(hang := Fault("PUT", UPLOAD, "hang"))
+    with pushing(name, "--to", proxy.host, "--wait", "0.01") as process:
+        _until(lambda: hang.fired > 0)
+        wire.cut()
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 9, out + err
+    assert "the engine hung up" in err
+    assert "docker info" in err
+    images.engine.remove_image(f"{proxy.host}/regtest-a:1")
 
 
 def _until(condition: Callable[[], bool]) -> None:
