@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_every_end_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, raised: Ba
         raise raised
 
     monkeypatch.setattr(cli.group, "main", fail)
-    monkeypatch.setattr("sys.stderr", open("/dev/null", "w"))  # noqa: SIM115, PTH123 - closed by the code under test
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # closed by the code under test
     assert cli.run([]) == code
 
 
