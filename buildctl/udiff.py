@@ -482,12 +482,8 @@ def _mismatch(lines: Sequence[bytes], hunk: Hunk, drift: int, where: str) -> Fau
     return Fault("the hunk does not fit, and there is no fuzz", where, f"line {number}: {found}", _show(expected), todo)
 
 
-def section_of(lines: Sequence[bytes], at: int) -> str:
-    """The `def` or `class` line above line index `at` that encloses it, as it stands in a hunk's head."""
-    return _section(lines, at)
-
-
 def _section(lines: Sequence[bytes], at: int) -> str:
+    """The nearest `def` or `class` line above line index `at`, as it stands in a hunk's head."""
     line = next((lines[up] for up in range(at - 1, -1, -1) if _DEFINITION.match(lines[up])), b"")
     return line.decode(errors="replace").strip()
 

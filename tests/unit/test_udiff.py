@@ -296,13 +296,6 @@ def test_the_effective_tree_depends_on_paths_and_contents_only() -> None:
     assert len(udiff.effective_tree({})) == 64
 
 
-def test_a_section_is_the_definition_above() -> None:
-    lines = udiff.split_lines(OLD.encode())
-
-    assert udiff.section_of(lines, 5) == "def ninety(card):"
-    assert udiff.section_of(lines, 0) == ""
-
-
 @pytest.mark.parametrize(("line", "said"), [
     ("https://host/x.patch", "a patch by URL"),
     ("../x.patch", "no plain name"),
