@@ -165,9 +165,7 @@ class Publisher:
     def publish(self, jobs: Iterable[Job], *, rate: float = 0.0) -> list[Result]:
         """Plan, ask for the rights, upload, tag by digest, read back. Running it again does only what is missing."""
         moves = self.plan(jobs, rate=rate)
-        for host, repository in sorted({(move.target.registry, move.target.repository) for move in moves
-                                        if move.action != "keep"}):
-            self.registry(host).check_push(repository)
+        self.check_rights(move.target for move in moves if move.action != "keep")
         results: list[Result] = []
         digests: dict[Job, str] = {}
         for move in moves:
@@ -181,6 +179,14 @@ class Publisher:
             results.append(result)
             self.watcher.done(result)
         return results
+
+    def check_rights(self, targets: Iterable[Reference]) -> None:
+        """Ask for the right to push to these repositories; no bytes move. Worth doing before a long build.
+
+        Raises `AuthError`, `NetworkError`.
+        """
+        for host, repository in sorted({(target.registry, target.repository) for target in targets}):
+            self.registry(host).check_push(repository)
 
     # ------------------------------------------------------------------ planning
 

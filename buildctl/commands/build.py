@@ -14,7 +14,7 @@ from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
 from buildctl.engine import Engine
 from buildctl.progress import Mode
-from buildctl.reference import Target, parse_target
+from buildctl.reference import Target, parse, parse_target
 from buildctl.resume import Found
 
 if TYPE_CHECKING:
@@ -55,9 +55,12 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             from buildctl.push import Publisher
 
             publisher = open_ends.enter_context(Publisher(engine.client, watcher=Speaker(sys.stderr.isatty())))
+            wanted = [composition.image(name) for name in images] or composition.images
             if not no_cache:
-                wanted = [composition.image(name) for name in images] or composition.images
                 found_there = resume.look(composition, wanted, places[0], publisher.registry)
+            # a right that is missing is better known before the build than after it
+            publisher.check_rights(place.place(parse(image.tags[1])) for image in wanted for place in places
+                                   if image.name not in found_there.images)
         request = building.Request(images, builder, no_cache, cast(Mode, progress), bool(places), found_there)
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
         if not as_json:

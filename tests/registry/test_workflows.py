@@ -207,6 +207,8 @@ def test_a_release_that_fails_passes_its_code_on_and_says_why(project_job: Job, 
     assert "### auth" in summary
     assert "permission_denied: write_package" in summary
     assert not (job.folder / "image").exists()
+    assert "inttest-regtest" not in docker("images", "--format", "{{.Tag}}"), "known before the build, not after it"
+    assert proxy.count("POST") == 1
 
 
 def test_a_stack_without_a_current_lock_is_left_out_loudly(project_job: Job) -> None:
