@@ -28,7 +28,7 @@ from tests.registry.server import HOSTS
 CHUNK = 64 * 1024
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 
-Action = Literal["status", "reset", "lose_answer", "hang", "rewrite", "expire_tokens", "slow"]
+Action = Literal["status", "reset", "lose_answer", "swap", "hang", "rewrite", "expire_tokens", "slow"]
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Fault:
       `read_body` is off, as a front end does that refuses by size)
     - `reset`: pass `after` body bytes on, then reset the connection
     - `lose_answer`: the registry gets the whole request, the client a reset instead of the answer
+    - `swap`: the registry gets the whole request, the client `code` with `headers` and `body` instead of its answer
     - `hang`: no answer until the proxy stops
     - `slow`: the answer comes after `delay` seconds
     - `rewrite`: the registry's answer with `headers` put over it
@@ -286,6 +287,8 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "slow":
             self.owner.stopping.wait(fault.delay)
             return self._forward()
+        if action == "swap":
+            return self._forward(swap=fault)
         return self._forward(reset_after=fault.after if action == "reset" else None, lose=action == "lose_answer",
                              over=fault.headers)
 
@@ -366,7 +369,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.entry.body_bytes += len(data)
             yield data
 
-    def _forward(self, *, reset_after: int | None = None, lose: bool = False,
+    def _forward(self, *, reset_after: int | None = None, lose: bool = False, swap: Fault | None = None,
                  over: dict[str, str] | None = None) -> None:
         host, port = self.owner.upstream.rsplit(":", 1)
         upstream = http.client.HTTPConnection(host, int(port), timeout=60)
@@ -392,6 +395,9 @@ class _Handler(BaseHTTPRequestHandler):
             if lose or reset_after is not None:
                 response.read()
                 return self._reset()
+            if swap is not None:
+                response.read()
+                return self._reply(swap.code, swap.headers, swap.body)
             return self._pass_on(response, over or {})
         except ConnectionRefusedError:
             return self._reset()

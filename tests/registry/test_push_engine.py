@@ -185,7 +185,11 @@ PASSING = {
     "answer to a blob lost": Fault("PUT", UPLOAD, "lose_answer", times=1),
     "answer to the manifest lost": Fault("PUT", MANIFEST, "lose_answer", times=1),
     "reset before the manifest": Fault("PUT", MANIFEST, "reset", times=1),
-    "upload forgotten, blob there": Fault("PUT", UPLOAD, "lose_answer", times=2),
+    "upload forgotten, blob there": Fault(
+        "PUT", UPLOAD, "swap", code=404, times=2, headers={"Content-Type": "application/json"},
+        body=b'{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN","message":"blob upload unknown"}]}'),
+    "504 on a blob that arrived": Fault("PUT", UPLOAD, "swap", code=504, times=2),
+    "504 on a manifest that arrived": Fault("PUT", MANIFEST, "swap", code=504, times=1),
     "upload forgotten": Fault("PUT", UPLOAD, code=404, times=1, headers={"Content-Type": "application/json"},
                               body=b'{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN","message":"blob upload unknown"}]}'),
     "503 on the first look": Fault("HEAD", MANIFEST, code=503, times=1),
