@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildctl.errors import Problem, UsageError
-from buildctl.lock import Lock, LockedBase, Wheel
+from buildctl.lock import Lock, LockedBase, LockedSeries, Wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,15 @@ def _others(before: Lock, after: Lock) -> Iterator[tuple[str, str, str]]:
     pairs = {"python": (before.python, after.python), "platform": (before.platform, after.platform),
              "base": (_base(before.base), _base(after.base))}
     for package in sorted({*before.patches, *after.patches}):
-        was, now = before.patches.get(package), after.patches.get(package)
-        pairs[f"patches of {package}"] = tuple(  # type: ignore[assignment] # two of them
-            f"{len(one.patches)} of {one.folder}, tree {one.tree[:12]}" if one else "" for one in (was, now))
+        pairs[f"patches of {package}"] = (_series(before.patches.get(package)), _series(after.patches.get(package)))
     for path in sorted({*before.local, *after.local}):
         pairs[f"local {path}"] = (before.local.get(path, "")[:12], after.local.get(path, "")[:12])
     pairs["unlocked"] = (", ".join(before.open_ends), ", ".join(after.open_ends))
     return ((what, old, new) for what, (old, new) in pairs.items() if old != new)
+
+
+def _series(series: LockedSeries | None) -> str:
+    return f"{len(series.patches)} of {series.folder}, tree {series.tree[:12]}" if series else ""
 
 
 def _base(base: LockedBase) -> str:

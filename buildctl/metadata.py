@@ -188,7 +188,7 @@ class _Remote:
         from urllib3.util import Retry
 
         self._session = requests.Session()
-        retry = Retry(total=3, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+        retry = Retry(total=3, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=_THREADS))
         return self
