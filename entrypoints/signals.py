@@ -15,21 +15,48 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME = 2.0
 
 
+class _Gate:
+    """What the handler knows: when a signal came last, whether it must wait, and which one waits."""
+
+    def __init__(self) -> None:
+        self.last = -_SAME
+        self.held = 0
+        self.waiting: int | None = None
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self.last < _SAME:
+            return
+        self.last = now
+        if self.held:
+            self.waiting = number
+        else:
+            raise Terminated(number)
+
+
+_gate = _Gate()
+
+
 @contextlib.contextmanager
 def as_exceptions() -> Iterator[None]:
     """Within: TERM, INT and HUP raise `Terminated`. A second one after two seconds raises again: stop at once."""
-    last = [-_SAME]
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now - last[0] < _SAME:
-            return
-        last[0] = now
-        raise Terminated(number)
-
-    before = {one: signal.signal(one, handle) for one in STOPPING}
+    _gate.last, _gate.waiting = -_SAME, None
+    before = {one: signal.signal(one, _gate.handle) for one in STOPPING}
     try:
         yield
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Within: a signal waits, and raises at the end. For the few steps between making a thing and knowing it."""
+    _gate.held += 1
+    try:
+        yield
+    finally:
+        _gate.held -= 1
+    if not _gate.held and _gate.waiting is not None:
+        number, _gate.waiting = _gate.waiting, None
+        raise Terminated(number)

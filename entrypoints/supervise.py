@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from entrypoints import faults, gpu, processes
+from entrypoints import faults, gpu, processes, signals
 from entrypoints.errors import BadConfig, Busy, Diagnosis, Problem, ServerDied
 from entrypoints.logfile import LogFile, tail
 from entrypoints.processes import Process
@@ -137,6 +137,15 @@ class Server:
         processes.adopt_orphans()
         self._oom_before = processes.oom_kills()
         self._gpu_before = tuple(self._memory())
+        try:
+            with signals.held():  # a server that runs must be known, whatever interrupts us
+                self._launch()
+        except BaseException:
+            self.stop(0)
+            self._forget_temporary()
+            raise
+
+    def _launch(self) -> None:
         environment = dict(self.launch.env)
         # SGLang leaves socket files behind in the temporary folder: give each start its own
         self._temporary = Path(tempfile.mkdtemp(prefix="server-", dir=environment.get("TMPDIR") or None))
@@ -147,7 +156,6 @@ class Server:
                     self.launch.argv, env=environment, cwd=self.launch.cwd, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
-            self._forget_temporary()
             raise BadConfig(Problem(what="the server's command cannot be run", where=self.launch.argv[0],
                                     found=error.strerror or str(error), expected="an executable",
                                     todo="image.json's `python` names the interpreter")) from error
@@ -239,18 +247,18 @@ class Server:
         Idempotent; never raises for a dead server. When interrupted, it kills at once and passes the interruption on.
         Without `grace`, a stop on the way out of an interruption is quick: docker waits 10 s in all by default.
         """
+        hurried = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         if grace is None:
-            hurried = isinstance(sys.exc_info()[1], KeyboardInterrupt)
             grace = min(self.grace, _HURRIED_GRACE) if hurried else self.grace
         if self._report or self._process is None:
             return self._report or StopReport(0.0, (), None)
         begin = time.monotonic()
         ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
-        signals: list[str] = []
+        sent: list[str] = []
         try:
-            self._end_tree(grace, signals)
+            self._end_tree(grace, sent)
         except BaseException:
-            self._kill_tree(signals)
+            self._kill_tree(sent)
             raise
         finally:
             for descriptor in self._fds:
@@ -265,8 +273,9 @@ class Server:
         if not survivors:
             processes.remove_segments(self._segments)
         self._report = StopReport(
-            seconds=time.monotonic() - begin, signals=tuple(signals), exit_code=self.exit_code, survivors=survivors,
-            busy_ports=tuple(sorted(ports & set(processes.listeners()))), gpu_held_bytes=self._wait_for_gpu())
+            seconds=time.monotonic() - begin, signals=tuple(sent), exit_code=self.exit_code, survivors=survivors,
+            busy_ports=tuple(sorted(ports & set(processes.listeners()))),
+            gpu_held_bytes=self._wait_for_gpu(min(self._gpu_patience, 2.0) if hurried else self._gpu_patience))
         return self._report
 
     def __enter__(self) -> Server:
@@ -310,7 +319,7 @@ class Server:
                                       "process-gone")
         return dataclasses.replace(diagnosis, missing=gone)
 
-    def _end_tree(self, grace: float, signals: list[str]) -> None:
+    def _end_tree(self, grace: float, sent: list[str]) -> None:
         """TERM, then KILL what is left after the grace time.
 
         Only the first process gets TERM: it ends its children in order. When it is dead already, they get it.
@@ -321,7 +330,7 @@ class Server:
         for pid in [self.pid] if first else [one.pid for one in self._living()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-                signals[:] = ["TERM"]
+                sent[:] = ["TERM"]
         end = time.monotonic() + grace
         while time.monotonic() < end:
             if not self._living():
@@ -329,16 +338,16 @@ class Server:
             if self._death and self.exit_code is None:
                 break  # it is dying of itself and would take a minute over it
             time.sleep(0.05)
-        self._kill_tree(signals)
+        self._kill_tree(sent)
 
-    def _kill_tree(self, signals: list[str]) -> None:
+    def _kill_tree(self, sent: list[str]) -> None:
         end = time.monotonic() + _AFTER_KILL
         while (living := self._living()) and time.monotonic() < end:
             for one in living:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(one.pid, signal.SIGKILL)
-            if "KILL" not in signals:
-                signals.append("KILL")
+            if "KILL" not in sent:
+                sent.append("KILL")
             time.sleep(0.05)
 
     def _living(self) -> Sequence[Process]:
@@ -351,11 +360,11 @@ class Server:
                            if not one.alive and one.parent == mine and pid != self._process.pid)
         return living
 
-    def _wait_for_gpu(self) -> tuple[int, ...]:
+    def _wait_for_gpu(self, patience: float) -> tuple[int, ...]:
         """Bytes still held per GPU after waiting for them; drivers take seconds to give memory back."""
         if not self._gpu_before:
             return ()
-        end = time.monotonic() + self._gpu_patience
+        end = time.monotonic() + patience
         while True:
             held = tuple(max(0, now - before)
                          for now, before in zip(self._memory(), self._gpu_before, strict=False))

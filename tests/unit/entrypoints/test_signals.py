@@ -44,3 +44,23 @@ def test_it_comes_out_of_a_running_event_loop() -> None:
 
     with pytest.raises(Terminated), signals.as_exceptions():
         asyncio.run(work())
+
+
+def test_a_held_signal_comes_at_the_end() -> None:
+    done = []
+    with pytest.raises(Terminated), signals.as_exceptions():  # noqa: PT012 - the order of things is what is tested
+        with signals.held(), signals.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("inside")
+        done.append("outside")
+    assert done == ["inside"]
+    with signals.as_exceptions(), signals.held():
+        pass
+
+
+def test_an_error_inside_comes_before_a_held_signal() -> None:
+    with pytest.raises(ZeroDivisionError), signals.as_exceptions(), signals.held():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ZeroDivisionError
+    with signals.as_exceptions(), signals.held():  # and is forgotten with the mode that it belonged to
+        pass

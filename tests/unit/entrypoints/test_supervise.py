@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints import processes
+from entrypoints import processes, signals
 from entrypoints.errors import BadConfig, Busy, ServerDied, Terminated
 from entrypoints.readiness import Expect, wait_ready
 from entrypoints.supervise import Server, StopReport, free_port
@@ -228,6 +228,24 @@ def test_an_interruption_in_the_middle_of_a_stop_kills_at_once(tmp_path: Path) -
         assert one.stop().clean
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interruption_during_the_start_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    real = subprocess.Popen
+
+    def interrupted(*args: object, **more: object) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = real(*args, **more)  # type: ignore[call-overload]
+        started.append(process)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    one = server(tmp_path)
+    with pytest.raises(Terminated), signals.as_exceptions():
+        one.start()
+    assert started[0].poll() is not None
+    assert one.stop().clean
 
 
 def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path) -> None:
