@@ -199,9 +199,7 @@ class Publisher:
             return Move("tag" if first else "upload", job, target)
         wanted = first.current if first else ""
         if not (found.digest == wanted if wanted else self._same(image, registry, target.repository, found)):
-            conflicts.append(Problem(
-                "the tag exists with other content", str(target), found.digest, f"{wanted or image.id} ({job.source})",
-                "push under a new tag; a tag that is meant to move belongs to --moving"))
+            conflicts.append(_exists(target, found.digest, f"{wanted or image.id} ({job.source})"))
             return Move("upload", job, target)
         return Move("keep", job, target, found.digest)
 
@@ -298,6 +296,10 @@ class Publisher:
         manifest = registry.manifest(move.target.repository, digest)
         if manifest is None:
             raise _lost(move.target, digest, "nothing")
+        if move.action == "tag":  # uploads take long; another job may have set the tag since the plan was made
+            found = registry.head(move.target.repository, move.target.tag)
+            if found is not None and found.digest != digest:
+                raise TagExistsError(_exists(move.target, found.digest, digest))
         registry.put_manifest(move.target.repository, move.target.tag, manifest)
         self._prove(move.target, digest)
         return Result(move.action, move.target, move.job.source, digest, seconds=time.monotonic() - started)
@@ -340,6 +342,11 @@ def _check_claims(jobs: Iterable[Job]) -> None:
             owners[claim] = job.source
     if problems:
         raise UsageError(problems)
+
+
+def _exists(target: Reference, found: str, expected: str) -> Problem:
+    return Problem("the tag exists with other content", str(target), found, expected,
+                   "push under a new tag; a tag that is meant to move belongs to --moving")
 
 
 def _lost(target: Reference, digest: str, found: str) -> NetworkError:

@@ -310,8 +310,8 @@ def test_somebody_else_moving_the_tag_is_seen(proxy: FaultProxy, images: Images)
     assert "somebody else moved the tag" in done.text
 
 
-def stealing(proxy: FaultProxy, other: str) -> Fault:
-    """Another writer: puts tag 1 of `other` over that of regtest-a after the push and before it is read back."""
+def stealing(proxy: FaultProxy, other: str, tag: str = "1") -> Fault:
+    """Another writer: puts tag 1 of `other` over a tag of regtest-a when the push has put its own tag 1."""
 
     class Stealing(Fault):
         pushed = False
@@ -326,10 +326,20 @@ def stealing(proxy: FaultProxy, other: str) -> Fault:
                     assert manifest is not None
                     for blob in manifest.blobs:
                         assert registry.mount("regtest-a", blob.digest, other)
-                    registry.put_manifest("regtest-a", "1", manifest)
+                    registry.put_manifest("regtest-a", tag, manifest)
             return False
 
     return Stealing("", "")
+
+
+def test_a_fixed_tag_set_by_another_job_during_the_upload_is_not_overwritten(proxy: FaultProxy,
+                                                                            images: Images) -> None:
+    other, name = images.make("b:1"), images.make("a:1")
+    assert fast_push(other, "--to", proxy.upstream).code == 0
+    proxy.add(stealing(proxy, "regtest-b", "v1"))
+    done = fast_push(name, "--to", proxy.host, "--alias", "v1")
+    assert done.code == 12
+    assert stored(proxy, "regtest-a", "v1") == images.digest(other)
 
 
 def test_a_push_that_stands_still_ends(proxy: FaultProxy, images: Images) -> None:
