@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from buildctl import building, resume
+from buildctl.building import Request
 from buildctl.compose import Composition
 from buildctl.oci import Descriptor
 from buildctl.reference import Target
 from buildctl.registry import Registry
-from tests.unit.test_building import Request
 from tests.unit.test_compose import composed
 
 HOME = Target("registry.example", "team")
