@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import docker
 import pytest
 
 from buildctl.commands import push
@@ -108,6 +109,39 @@ def test_the_exact_layer_sizes_are_those_that_travel(proxy: FaultProxy, images: 
         manifest = registry.manifest("regtest-a", "1")
         assert manifest is not None
         assert [layer.size for layer in layers] == [blob.size for blob in manifest.blobs[1:]]
+
+
+def test_what_was_pushed_can_be_pulled(proxy: FaultProxy, images: Images) -> None:
+    name = images.make("a:1", labels={"buildctl.key": "ef" * 32})
+    digest = images.digest(name)
+    done = fast_push(name, "--to", proxy.host)
+    images.clean()
+    reference = done.out.strip()
+    assert reference == f"{proxy.host}/regtest-a:1@{digest}"
+    images.engine.pull(f"{proxy.host}/regtest-a@{digest}")
+    try:
+        pulled = images.engine.inspect_image(digest)  # type: ignore[no-untyped-call]
+        assert pulled["Config"]["Labels"]["buildctl.key"] == "ef" * 32
+        assert pulled["Id"] == digest
+    finally:
+        images.engine.remove_image(digest, force=True)
+
+
+def test_an_engine_that_knows_configs_only_finds_its_image_published(proxy: FaultProxy, images: Images,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graph drivers call an image by its config's digest, and know a manifest's digest only after a push or pull."""
+    name = images.make("a:1")
+    assert fast_push(name, "--to", proxy.host).code == 0
+    with Registry(proxy.host, policy=Policy(1)) as registry:
+        manifest = registry.manifest("regtest-a", "1")
+        assert manifest is not None
+    asked = docker.APIClient.inspect_image
+    monkeypatch.setattr(docker.APIClient, "inspect_image", lambda self, image: {
+        **asked(self, image), "Id": manifest.blobs[0].digest, "RepoDigests": []})  # type: ignore[no-untyped-call]
+    done = fast_push(name, "--to", proxy.host, "--alias", "v1", "--json")
+    assert done.code == 0, done.text
+    assert [(entry["action"], entry["digest"]) for entry in done.json["pushed"]] == [
+        ("keep", manifest.digest), ("tag", manifest.digest)]
 
 
 # ---------------------------------------------------------------------- what exists already
