@@ -246,12 +246,13 @@ def test_a_benchmark_attaches_its_result_and_promotes_a_win_only(verdict: str, c
     assert ("::warning::no win" in done.stdout) is not stable
 
 
-def test_a_benchmark_that_leaves_no_result_fails_with_its_code(job: Job) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(70, 70), (143, 143), (0, 1)])
+def test_a_benchmark_that_failed_or_left_no_result_fails_the_job(code: int, expected: int, job: Job) -> None:
     (job.folder / "image").write_text("127.0.0.1:1/a@sha256:0\n")
     docker_stand_in = job.folder / ".bin" / "docker"
-    docker_stand_in.write_text("#!/bin/sh\nexit 70\n")
+    docker_stand_in.write_text(f"#!/bin/sh\nexit {code}\n")
     docker_stand_in.chmod(0o755)
-    assert job.run("benchmark", MODELS="/m", MODEL="/models/T", DRAFT="/models/D").returncode == 70
+    assert job.run("benchmark", MODELS="/m", MODEL="/models/T", DRAFT="/models/D").returncode == expected
 
 
 def test_the_engine_is_left_as_it_was() -> None:
