@@ -9,7 +9,6 @@ server's own chat template (`prompts.render`), so both arms answer the same toke
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import math
@@ -232,16 +231,6 @@ def _fill(line: dict[str, Any], job: Job, response: Response, t_send: float, ori
         raise ValueError(f"the server aborted the request: {reason}")
     if line["n_prompt"] is not None and line["n_prompt"] != len(job.input_ids):
         raise ValueError(f"the server counted {line['n_prompt']} prompt tokens, {len(job.input_ids)} were sent")
-
-
-def final_meta(raw: Raw) -> Mapping[str, Any]:
-    """`meta_info` of the last event of a stream; {} when there is none."""
-    meta: Mapping[str, Any] = {}
-    with contextlib.suppress(ValueError):
-        for _, data in events(parse(raw)):
-            if data != b"[DONE]":
-                meta = json.loads(data).get("meta_info") or meta
-    return meta
 
 
 def ids_digest(ids: Sequence[int]) -> str:

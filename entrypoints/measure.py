@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints import analyse, client, contract, equivalence, evidence, prompts, telemetry, trace
+from entrypoints import analyse, client, equivalence, evidence, prompts, telemetry, trace
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
 from entrypoints.image import Patch
@@ -97,6 +97,7 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         ready = wait_ready(server, task.expect, stall=task.stall, deadline=task.ready_seconds, on_progress=say)
         record["t_ready_s"] = round(ready.seconds, 3)
         record["ready_evidence"] = dict(ready.evidence)
+        record["contract"] = (ready.evidence.get("contract") or {}).get("missing", [])
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
         single = {name: value for name, value in asked(task.launch.argv).items()
@@ -146,7 +147,6 @@ class _Measuring:
         self.spans: list[tuple[float, float]] = []
         self.tokens = 0
         self.rows: list[dict[str, Any]] = []
-        self.meta: Mapping[str, Any] = {}
         self.version = str(outcome.server_info.get("version") or task.plan["image"]["packages"].get("sglang", ""))
 
     def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
@@ -170,7 +170,6 @@ class _Measuring:
         self.record["server_info_after"] = self._thresholds()
         self.record["ties"] = asyncio.run(self._ties(rendered))
         self.record["evidence"] = self._evidence(len(grown))
-        self.record["contract"] = self._contract()
 
     def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
         """By the server; when it cannot render chats, by its tokenizer, unless its template is not the model's own."""
@@ -212,12 +211,14 @@ class _Measuring:
                 load = self._generate(jobs, point)
                 rows = [client.record(job, raw, self.task.origin) for job, raw in load.raws]
                 good = [row for row in rows if analyse.measurable(row)]
-                self.meta = self.meta or client.final_meta(load.raws[0][1])
-                if not good:
+                if not good and any(row["error"] for row in rows):
                     self._check_requests(rows)
-                    why = rows[0]["error"] or "answers of one token"
+                    why = next(row["error"] for row in rows if row["error"])
                     raise NotReady(Diagnosis(cause=f"the warm-up brought nothing to time: {why}",
                                              remedy="see the server's log", log=str(self.task.launch.log)))
+                if not good:  # one token each, or all in one read: nothing to time in this window
+                    windows.append({"concurrency": point, "tok_s": None, "new_files": 0})
+                    continue
                 now = self._compiled()
                 rates.append(_window_rate(good))
                 new_files.append(len(now - before))
@@ -299,16 +300,6 @@ class _Measuring:
             environment=self.task.launch.env, log=self.server.log.everything(), patches=self.task.patches,
             accept_length=spec["accept_length"], verify_rounds=spec["verify_rounds"], jit_files=jit_files,
             trace=summary), required=self.task.plan["required_evidence"])
-
-    def _contract(self) -> list[dict[str, Any]]:
-        """What this server should report by the contract and does not."""
-        missing = contract.missing_live(
-            self.version, server_info=self.outcome.server_info, meta_info=self.meta or None,
-            conditions=("speculative",) if self.task.arm.speculative else ())
-        for one in missing:
-            self.say(f"contract: {one.where}.{one.name} is absent in SGLang {self.version}: "
-                     f"{', '.join(one.consumers)} unavailable")
-        return [one.as_dict() for one in missing]
 
     async def _ties(self, rendered: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
         """Teacher-force the common prefix and ask for the two best next tokens; what fails is left out."""

@@ -10,7 +10,8 @@ Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens
 rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor];
 `warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
-`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after` requests; `length` factor.
+`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after` measured requests;
+`length` factor.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Sim:
         extra = dict(self.arm.get("info", {}))
         state.update(extra.pop("internal", {}))
         return {"model_path": self.flags["model_path"], "version": "0.5.23", "speculative_algorithm": None,
-                **self.flags, "disable_overlap_schedule": self.speculative, "internal_states": [state], **extra}
+                "attention_backend": "torch_native", "device": "cpu", "tp_size": 1, "disable_cuda_graph": True,
+                "disable_custom_all_reduce": True, "enable_torch_symm_mem": False,
+                "enable_flashinfer_allreduce_fusion": False, **self.flags,
+                "disable_overlap_schedule": self.speculative, "internal_states": [state], **extra}
 
     def prompts_seen(self, ids: list[int]) -> tuple[list[int], int]:
         """The longest prompt seen that these ids begin with, and how many tokens follow it."""
@@ -115,7 +119,7 @@ class Sim:
         self.asked.add(key)
         cached = self.seen.get(key, 0)
         self.seen[key] = len(prompt) - 1
-        self.served += 1
+        self.served += body["sampling_params"]["max_new_tokens"] >= 64  # neither the readiness probe nor the warm-up
         if self.served > self.arm.get("die_after", 10**9):
             print("Scheduler hit an exception: Traceback (most recent call last):\nRuntimeError: simulated", flush=True)
             os._exit(3)

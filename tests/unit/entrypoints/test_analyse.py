@@ -239,3 +239,16 @@ def test_a_start_that_was_not_steady_is_named() -> None:
     blocks[3]["warmup"]["stable"] = False
     notes = analyse.analyse(plan, blocks, rows)["verdict"]["reasons"]
     assert any("when block 3 was measured" in note for note in notes)
+
+
+def test_a_gain_alone_and_a_loss_under_load_are_three_verdicts_and_no_average() -> None:
+    """K4-1: 1.24 at concurrency 1, 0.97 at 4, 0.6 at 16."""
+    ratios = {1: 1.24, 4: 0.97, 16: 0.6}
+    plan, blocks, rows = builders.run(1.24, 6, noise=0.003)
+    plan["load_points"] = list(ratios)
+    for point in (4, 16):
+        rows += [{**row, "concurrency": point} for row in builders.run(ratios[point], 6, noise=0.003)[2]]
+    found = analyse.analyse(plan, blocks, rows)
+    assert {one["concurrency"]: one["verdict"] for one in found["comparison"]} == {1: "win", 4: "loss", 16: "loss"}
+    assert [round(one["ratio"], 2) for one in found["comparison"]] == pytest.approx(list(ratios.values()), abs=0.01)
+    assert found["verdict"]["class"] == "win", "the headline is the point that the plan named"

@@ -209,8 +209,3 @@ def test_a_plain_call_sends_key_and_body_and_reads_the_answer() -> None:
     assert b"authorization: bearer k" in wire.lower()
     with pytest.raises(ValueError, match="cannot connect"):
         asyncio.run(client.call("127.0.0.1", 1, "GET", "/"))
-
-
-def test_the_last_meta_info_is_what_the_contract_is_checked_with() -> None:
-    assert client.final_meta(raw(event(1, [5]), event(2, [5, 6], **FINISH), DONE))["spec_verify_ct"] == 2
-    assert client.final_meta(client.Raw(0.0)) == {}
