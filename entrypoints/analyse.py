@@ -377,6 +377,10 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     if kept:
         notes.append(f"the prefix cache was not flushed (HTTP {kept[0]['status']}) before {len(kept)} passes; the "
                      "cached tokens of each request show whether that mattered")
+    few = [point for point in plan["load_points"] if point > 1 and plan["prompts"]["count"] < 2 * point]
+    if few:
+        notes.append(f"concurrency {', '.join(map(str, few))} with {plan['prompts']['count']} prompts: fewer than two "
+                     "requests for each stream, most of the pass is its beginning and its end")
     changed = {(block["arm"], one) for block in blocks for one in block.get("changed_arguments") or []}
     notes += [f"{arm}: the server changed an argument: {one}" for arm, one in sorted(changed)]
     shaky = [block["index"] for block in blocks

@@ -198,7 +198,7 @@ async def render(host: str, port: int, prompts: Sequence[Prompt], *, api_key: st
             tokens = json.loads(response.text).get("tokens")
             if not isinstance(tokens, list) or not tokens or not all(isinstance(one, int) for one in tokens):
                 raise ValueError("no list of token ids")
-        except ValueError as error:
+        except (ValueError, client.StalledError) as error:
             raise Unusable(Problem(
                 what="the server does not render chat prompts", where=f"POST /v1/tokenize, prompt {prompt.id}",
                 found=str(error), expected="token ids of the chat template",

@@ -17,7 +17,8 @@ def plan(pairs: int = 4, **more: Any) -> dict[str, Any]:
             {"name": "baseline", "flags": {}, "argv": ["python"], "speculative": False, "control": False},
             {"name": "eagle3", "flags": {}, "argv": ["python"], "speculative": True, "control": False}],
         "primary_endpoint": {"metric": "decode_rate", "concurrency": 1, "baseline": "baseline", "candidate": "eagle3"},
-        "load_points": [1], "passes": 1, "max_tokens": 300, "effort": "standard", "looks": [pairs],
+        "load_points": [1], "prompts": {"count": 48}, "passes": 1, "max_tokens": 300, "effort": "standard",
+        "looks": [pairs],
         "alpha_per_look": 0.05, "margin": 0.02, "order_seed": 1, "required_evidence": [], **more}
 
 

@@ -252,3 +252,10 @@ def test_a_gain_alone_and_a_loss_under_load_are_three_verdicts_and_no_average() 
     assert {one["concurrency"]: one["verdict"] for one in found["comparison"]} == {1: "win", 4: "loss", 16: "loss"}
     assert [round(one["ratio"], 2) for one in found["comparison"]] == pytest.approx(list(ratios.values()), abs=0.01)
     assert found["verdict"]["class"] == "win", "the headline is the point that the plan named"
+
+
+def test_too_few_prompts_for_a_load_point_are_told() -> None:
+    plan, blocks, rows = builders.run(1.2)
+    plan["load_points"] = [1, 32]
+    notes = analyse.analyse(plan, blocks, rows)["verdict"]["reasons"]
+    assert any(note.startswith("concurrency 32 with 48 prompts") for note in notes)
