@@ -26,6 +26,7 @@ COMMANDS = {
     "push": ("push", "Push images to registries and prove that they arrived."),
     "promote": ("promote", "Give a tested digest other tags, here or elsewhere."),
     "results": ("results", "List the benchmark results attached to an image."),
+    "prune": ("prune", "Remove images of this project that no stack makes any more."),
     "patch": ("patch", "Check, list, edit and carry over patch series."),
 }
 #: words of BuildKit's client of the same name

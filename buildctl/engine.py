@@ -144,6 +144,15 @@ class Engine:
         return LocalImage(found["Id"], digests[0] if digests else "", dict(labels),
                           int(found.get("Size", 0)), tuple(found.get("RepoTags") or ()))
 
+    def images(self, label: str) -> list[LocalImage]:
+        """All tagged images that carry a label.
+
+        :raises EngineError: no engine answers.
+        """
+        found = cast(list[dict[str, Any]], self._ask("images", filters={"label": label}))
+        return [LocalImage(one["Id"], "", dict(one.get("Labels") or {}), int(one.get("Size", 0)),
+                           tuple(one.get("RepoTags") or ())) for one in found if one.get("RepoTags")]
+
     def untag(self, reference: str) -> None:
         """Take a name from an image; the content stays. A name that is not there is no error."""
         from docker.errors import APIError
@@ -214,12 +223,12 @@ class Engine:
                                   expected="docker with the buildx plugin",
                                   todo="`make engine` installs both on Debian and Ubuntu"))
 
-    def _ask(self, call: str, *arguments: str) -> dict[str, Any]:
+    def _ask(self, call: str, *arguments: str, **options: object) -> dict[str, Any]:
         import requests
         from docker.errors import APIError, NotFound
 
         try:
-            return cast(dict[str, Any], getattr(self.client, call)(*arguments))
+            return cast(dict[str, Any], getattr(self.client, call)(*arguments, **options))
         except NotFound:
             raise
         except (APIError, requests.RequestException) as error:

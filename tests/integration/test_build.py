@@ -204,3 +204,17 @@ def test_the_default_stack_plans_and_renders(tmp_path: Path) -> None:
     shown = subprocess.run(["docker", "buildx", "bake", "-f", "docker-bake.json", "--print"], cwd=tmp_path / "out",
                            check=True, capture_output=True, text=True).stdout
     assert set(json.loads(shown)["target"]) == {"cuda-image", "torch-image", "flashinfer-image", "sglang-image"}
+
+
+def test_prune_takes_what_no_stack_makes_and_nothing_else(tiny: Path) -> None:
+    first = json.loads(buildctl("build", "--stack", "tiny", "--json", cwd=tiny).out)["images"][0]
+    (tiny / "entrypoints" / "__init__.py").write_text('"""changed"""\n')
+    second = json.loads(buildctl("build", "--stack", "tiny", "--json", cwd=tiny).out)["images"][0]
+    others = tags() - {*first["tags"], *second["tags"]}
+    said = buildctl("prune", "--dry-run", cwd=tiny)
+    assert first["tags"][1] in said.out
+    assert second["tags"][1] not in said.out
+    assert buildctl("prune", cwd=tiny).code == 0
+    assert set(second["tags"]) <= tags()
+    assert first["tags"][1] not in tags()
+    assert others <= tags()
