@@ -36,6 +36,10 @@ NOT_ARGUMENTS = frozenset({
     "server_args_hash", "max_total_num_tokens", "max_req_input_len"})
 #: live values that must be equal although no argument names them
 LIVE = ("effective_max_running_requests_per_dp",)
+#: how to make an argument equal whose name is not that of a flag to give
+REMEDIES: Mapping[str, str] = {
+    "cuda_graph_config": "--cuda-graph-max-bs-decode N (the captured sizes are then pinned in both arms)",
+    "effective_max_running_requests_per_dp": "--max-running-requests N"}
 PORT = "{port}"
 #: secrets never reach a file
 SECRET_WORDS = ("token", "key", "secret", "password")
@@ -205,7 +209,7 @@ def _refusal(base: str, arm: str, wrong: Mapping[str, tuple[Any, Any]], where: s
         found="; ".join(f"{key}: {base} {_short(here)}, {arm} {_short(there)}" for key, (here, there) in wrong.items()),
         expected="the same value in both arms",
         todo="give the value explicitly for both, after --: " +
-             " ".join(f"--{key.replace('_', '-')} VALUE" for key in wrong))
+             " ".join(REMEDIES.get(key, f"--{key.replace('_', '-')} VALUE") for key in wrong))
 
 
 def _short(value: Any) -> str:

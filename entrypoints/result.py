@@ -50,6 +50,7 @@ def assemble(folder: Path) -> dict[str, Any]:
         verdict["class"] = "invalid"
     elif verdict["class"] == "invalid":
         status = "invalid"
+    verdict["reasons"] += _crowded(plan, arguments)
     comparison = found["comparison"]
     verdict["headline"] = headline(verdict["class"], comparison[0] if comparison else {}, plan)
     verdict["wording_version"] = 1
@@ -76,6 +77,13 @@ def _raw_digest(folder: Path) -> str:
     names = (records.PLAN, records.BLOCKS, records.REQUESTS)
     return hashlib.sha256("".join(f"{name} {records.file_digest(folder / name)}\n" for name in names).encode()
                           ).hexdigest()
+
+
+def _crowded(plan: Mapping[str, Any], arguments: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Load points above what a server runs at once: there requests wait in its queue."""
+    return [f"concurrency {point} is above the {limit_of} requests that {arm} runs at once"
+            for arm, table in arguments.items() for point in plan["load_points"]
+            if (limit_of := table.get("effective_max_running_requests_per_dp")) and point > limit_of]
 
 
 def _limit(plan: Mapping[str, Any], context: Mapping[str, Any], requests: list[dict[str, Any]],

@@ -81,6 +81,8 @@ def test_resolved_arguments_may_differ_in_speculation_and_what_it_forces() -> No
     assert set(found["allowed"]) == {"speculative_algorithm", "disable_overlap_schedule"}
     assert found["forbidden"] == {"page_size": [1, 64]}
     assert "page_size" in str(plan.refuse(base, spec, found["forbidden"]))
+    graphs = plan.refuse(base, spec, {"cuda_graph_config": [{"decode": {"bs": [1, 2, 4]}}, {"decode": {"bs": [1, 2]}}]})
+    assert "--cuda-graph-max-bs-decode N" in str(graphs)
 
 
 def test_resolved_arguments_leave_out_what_differs_at_each_start_and_mask_keys() -> None:
@@ -126,7 +128,7 @@ def test_the_plan_has_a_hash_over_all_of_it() -> None:
 
 
 def test_an_arm_with_the_flags_of_the_baseline_is_a_control_and_never_the_candidate() -> None:
-    chosen = settings(arm=("baseline", "again=--mem-fraction-static 0.8", "eagle3"))
+    chosen = settings(arm=("baseline", "again=", "eagle3"))
     arms = plan.arms(made(), chosen)
     document = plan.make(made(), chosen, arms, prompts.load(per_stratum=1), run_id="r", created="now")
     assert [arm["control"] for arm in document["arms"]] == [False, True, False]

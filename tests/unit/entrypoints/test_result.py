@@ -137,3 +137,14 @@ def test_what_was_written_fits_the_published_schema(tmp_path: Path) -> None:
     del found["comparison"]
     assert [line.partition(":")[0] for line in schema.complaints(found, document, document)] == [
         "$.comparison", "$.verdict.class"]
+
+
+def test_a_load_point_above_the_running_limit_is_marked(tmp_path: Path) -> None:
+    limits = {"baseline": {"effective_max_running_requests_per_dp": 48}, "eagle3": {"speculative_algorithm": "EAGLE3"}}
+    run = folder(tmp_path, 1.1, resolved_server_args=limits)
+    document = records.document(run / records.PLAN)
+    document["load_points"] = [1, 64]
+    document["sha256"] = plan.digest(document)
+    records.write(run / records.PLAN, records.dump(document))
+    assert "concurrency 64 is above the 48 requests that baseline runs at once" in \
+        result.assemble(run)["verdict"]["reasons"]
