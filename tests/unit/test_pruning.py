@@ -21,7 +21,9 @@ def test_only_stale_images_of_ours_go() -> None:
 
 def test_all_tags_are_taken_away() -> None:
     class Names(Engine):
-        gone: list[str] = []
+        def __init__(self) -> None:
+            super().__init__()
+            self.gone: list[str] = []
 
         def untag(self, reference: str) -> None:
             self.gone.append(reference)
