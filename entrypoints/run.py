@@ -26,6 +26,7 @@ from entrypoints import (
     prompts,
     records,
     report,
+    resolve,
     result,
     telemetry,
 )
@@ -245,12 +246,16 @@ class Runner:
         self._end("complete", None)
 
     def _judge_flags(self) -> None:
-        """Flags that a user wrote are judged by the server's own parser before anything starts."""
+        """Before anything starts: users' flags by the server's own parser, both arms by its own resolution."""
         if self.settings.extra or any("=" in one for one in self.settings.arm):
             self.say("asking the server's parser about the flags")
             commands = {arm.name: arm.command(self.settings.port) for arm in self.arms}
             if why := flags.validate(self.image, commands, self._environment()):
                 self.say(f"flags not judged beforehand: {why}")
+        if self.image.cuda is not None:
+            self.say("asking SGLang what it would make of both command lines")
+            if not resolve.refuse_unequal(self.image.python, self.arms, self._environment()):
+                self.say("no answer without a server: the arguments are compared once both have started")
 
     def _measure(self) -> None:
         done = records.lines(self.folder / records.BLOCKS)
