@@ -41,8 +41,8 @@ REMEDIES: Mapping[str, str] = {
     "cuda_graph_config": "--cuda-graph-max-bs-decode N (the captured sizes are then pinned in both arms)",
     "effective_max_running_requests_per_dp": "--max-running-requests N"}
 PORT = "{port}"
-#: secrets never reach a file
-SECRET_WORDS = ("token", "key", "secret", "password")
+#: stands for a secret in every file
+HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,11 @@ def resolved(server_info: Mapping[str, Any]) -> dict[str, Any]:
     table = {key: value for key, value in server_info.items() if key not in NOT_ARGUMENTS}
     states = server_info.get("internal_states") or [{}]
     table.update({key: states[0][key] for key in LIVE if key in states[0]})
-    return {key: "***" if value and _secret(key) else value for key, value in table.items()}
+    return {key: HIDDEN if value and _secret(key) else value for key, value in table.items()}
 
 
 def _secret(key: str) -> bool:
-    return key in {"api_key", "admin_api_key", "ssl_keyfile_password"} or key.startswith("watermark_key")
+    return key.replace("_", "-") in SECRET_FLAGS
 
 
 def check_resolved(base: Arm, arm: Arm, here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,13 +321,18 @@ def _same(arm: Arm, base: Arm) -> bool:
     return arm.name != base.name and flags_of(arm.argv) == flags_of(base.argv)
 
 
+SECRET_FLAGS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password", "watermark-key", "watermark-key-b"})
+
+
 def mask(argv: Sequence[str]) -> list[str]:
-    """The command line for files: values of flags that name a secret become ***."""
+    """The command line for files: values of flags that are secrets become ***."""
     shown: list[str] = []
     hide = False
     for word in argv:
-        shown.append("***" if hide and not word.startswith("--") else word)
-        hide = word.startswith("--") and word[2:].replace("-", "_") in {"api_key", "admin_api_key"}
+        name, given, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
+        secret = name.replace("_", "-") in SECRET_FLAGS
+        shown.append(HIDDEN if hide and not name else f"--{name}={HIDDEN}" if secret and given else word)
+        hide = secret and not given
     return shown
 
 

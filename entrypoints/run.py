@@ -180,7 +180,9 @@ class Runner:
         records.write(self.folder / records.PLAN, records.dump(document))
         self.context = {
             "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
-            "settings": [list(row) for row in self.settings.shown()], "values": _values(self.settings),
+            "settings": [list(row) for row in dataclasses.replace(
+                self.settings, extra=tuple(plan.mask(self.settings.extra))).shown()],
+            "values": _values(self.settings),
             "machine": telemetry.describe(), "software": {"image": document["image"]}, "resolved_server_args": {},
             "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
             "evidence": []}
@@ -428,6 +430,12 @@ def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
     for name in ("resume", "api_key", "json", "exit_zero_on_valid", "stall_seconds", "ready_seconds",
                  "deadline_seconds", "grace_seconds", "cache"):
         values[name] = getattr(now, name)
+    if plan.HIDDEN in " ".join(values.get("extra", ())):
+        if tuple(plan.mask(now.extra)) != values["extra"]:
+            raise BadConfig(Problem(what="the run had a secret among its server flags, which is not kept",
+                                    where="--resume", expected=" ".join(values["extra"]),
+                                    todo="give the same words after -- again"))
+        values["extra"] = now.extra
     known = {one.name for one in dataclasses.fields(Settings)}
     return Settings(**{key: value for key, value in values.items() if key in known}, sources=now.sources)
 
@@ -435,7 +443,8 @@ def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
 def _values(settings: Settings) -> dict[str, Any]:
     """The settings for `--resume`, without secrets."""
     hidden = {"sources", "api_key", "resume"}
-    return {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name not in hidden}
+    values = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name not in hidden}
+    return {**values, "extra": plan.mask(settings.extra)}
 
 
 class _Pulse:

@@ -143,6 +143,7 @@ def test_a_cpu_image_warms_up_with_a_wider_tolerance_that_the_plan_states() -> N
 
 def test_secrets_are_masked_in_the_plan() -> None:
     assert plan.mask(("--api-key", "x", "--tp", "2")) == ["--api-key", "***", "--tp", "2"]
+    assert plan.mask(("--admin-api-key=x", "y", "--flag")) == ["--admin-api-key=***", "y", "--flag"]
 
 
 def test_flags_with_lists_and_equals_are_compared_whole() -> None:

@@ -311,3 +311,18 @@ def test_a_flag_that_the_server_does_not_know_is_refused_before_anything_starts(
     with pytest.raises(BadConfig, match="unrecognized arguments: --nonsense"):
         bench.go(BASE, SPEC, extra=("--nonsense", "1"))
     assert not (bench.folder / "results").exists()
+
+
+def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(bench: Bench) -> None:
+    from entrypoints.errors import Deadline
+    built = bench.image(BASE, SPEC)
+    words = ("--admin-api-key", "hunter2")
+    short = bench.settings(deadline_seconds=0.1, extra=words)
+    with pytest.raises(Deadline):
+        run.benchmark(short, built, environ={}, out=bench.out, err=bench.err)
+    folder = bench.run_folder()
+    assert not [file.name for file in folder.iterdir() if b"hunter2" in file.read_bytes()]
+    with pytest.raises(BadConfig, match="a secret among its server flags"):
+        run.benchmark(bench.settings(resume=str(folder)), built, environ={}, out=bench.out, err=bench.err)
+    run.benchmark(bench.settings(resume=str(folder), extra=words), built, environ={}, out=bench.out, err=bench.err)
+    assert bench.result()["status"] == "complete"
