@@ -202,12 +202,14 @@ def refuse_unlocked(stack: Stack, project: Project, lock: Lock) -> None:
                                          "reachable; or build with --allow-unlocked, which the image will record"))
 
 
-def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache: Path) -> dict[str, Checked]:
+def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache: Path, *,
+                  fetch: bool = True) -> dict[str, Checked | None]:
     """Apply every series of a stack to the locked source, in memory; remembered results cost nothing.
 
+    :param fetch: get sources that are not at hand; else their series are None in the answer.
     :raises PatchError: with everything that does not fit, or another tree than the lock's.
     """
-    found = {}
+    found: dict[str, Checked | None] = {}
     for package, folder in stack.patches.items():
         locked = lock.patches.get(package)
         wheel = lock.wheel(source.distribution(package))
@@ -215,9 +217,16 @@ def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache:
             raise ManifestError(Problem(f"the lock knows no series for '{package}'", stack.place,
                                         todo=f"run `buildctl lock {stack.name}`"))
         series = patches.read_series(project.patches / folder)
-        found[package] = patches.check(series, _reader(package, wheel, host, cache), wheel.sha256, tree=locked.tree,
-                                       cache=cache / "patches")
+        reader = _reader(package, wheel, host, cache, fetch=fetch)
+        try:
+            found[package] = patches.check(series, reader, wheel.sha256, tree=locked.tree, cache=cache / "patches")
+        except _NotAtHandError:
+            found[package] = None
     return found
+
+
+class _NotAtHandError(Exception):
+    """A source would have to be fetched."""
 
 
 def _previous(stack: Stack, project: Project) -> Lock | None:
@@ -248,12 +257,18 @@ def _series(stack: Stack, project: Project, wheels: Iterable[Wheel], host: Host,
     return found
 
 
-def _reader(package: str, wheel: Wheel, host: Host, cache: Path) -> Callable[[], Callable[[str], bytes | None]]:
+def _reader(package: str, wheel: Wheel, host: Host, cache: Path, *,
+            fetch: bool = True) -> Callable[[], Callable[[str], bytes | None]]:
     def read() -> Callable[[str], bytes | None]:
         local = host.local_wheels().get(wheel.file)
         if local is not None and hashlib.sha256(local.read_bytes()).hexdigest() == wheel.sha256:
             return source.Wheel(local).read
-        return source.wheel(package, wheel.version, sha256=wheel.sha256, cache=cache).read
+        if fetch:
+            return source.wheel(package, wheel.version, sha256=wheel.sha256, cache=cache).read
+        kept = source.at_hand(package, wheel.version, sha256=wheel.sha256, cache=cache)
+        if kept is None:
+            raise _NotAtHandError
+        return kept.read
     return read
 
 

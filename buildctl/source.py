@@ -90,18 +90,27 @@ def default_cache() -> Path:
     return Path(os.environ.get("BUILDCTL_CACHE_DIR") or Path(home) / "buildctl")
 
 
+def at_hand(package: str, version: str, *, sha256: str = "", cache: Path | None = None) -> Wheel | None:
+    """The wheel of a release when the cache has it."""
+    folder = _folder(package, version, cache)
+    found = (Wheel(path) for path in sorted(folder.glob("*.whl")))
+    return next((one for one in found if not sha256 or one.sha256 == sha256), None)
+
+
+def _folder(package: str, version: str, cache: Path | None) -> Path:
+    return (cache or default_cache()) / "wheels" / f"{distribution(package)}-{version}"
+
+
 def wheel(package: str, version: str, *, sha256: str = "", cache: Path | None = None) -> Wheel:
     """The wheel of a release, from the cache or by pip; the file's hash is checked against `sha256` when that is given.
 
     :raises NetworkError: pip cannot fetch it.
     :raises ManifestError: the index serves a file with another hash.
     """
-    folder = (cache or default_cache()) / "wheels" / f"{distribution(package)}-{version}"
-    for path in sorted(folder.glob("*.whl")):
-        found = Wheel(path)
-        if not sha256 or found.sha256 == sha256:
-            return found
-    fetched = Wheel(_download(f"{distribution(package)}=={version}", folder))
+    found = at_hand(package, version, sha256=sha256, cache=cache)
+    if found is not None:
+        return found
+    fetched = Wheel(_download(f"{distribution(package)}=={version}", _folder(package, version, cache)))
     if sha256 and fetched.sha256 != sha256:
         raise ManifestError(
             Problem(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from buildctl import plan
+from buildctl import host, locking, plan
 from buildctl.cli import emit
-from buildctl.commands._options import composed, json_option, size, stack_option, wheelhouse_option
+from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
 
 
 @click.command()
@@ -20,9 +20,14 @@ from buildctl.commands._options import composed, json_option, size, stack_option
 def command(root: Path, images: tuple[str, ...], stack_name: str, wheelhouses: tuple[Path, ...],
             as_json: bool) -> None:
     """Show what a build of IMAGE... (default: all of the stack) would do, and why. Needs no engine and no network."""
-    found, composition = composed(root, stack_name, wheelhouses)
+    lent = host.read(wheelhouses)
+    found, composition = composed(root, stack_name, wheelhouses, lent)
     for name in images:
         composition.image(name)
+    checked = locking.check_patches(composition.stack, found, composition.lock, lent, cache_dir(), fetch=False)
+    for package in (package for package, result in checked.items() if result is None):
+        click.echo(f"note: the source of {package} is not at hand, so its series was not applied again; "
+                   f"`buildctl lock` did, and the build will", err=True)
     made = plan.make(composition, images, plan.read_record(found.work / stack_name / "record.json"))
     if as_json:
         emit(made.as_dict())
