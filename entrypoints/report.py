@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,10 @@ def about(result: Result) -> str:
             f"{plan['prompts']['count']} prompts, {plan['passes']} passes, at most {plan['max_tokens']} tokens, "
             f"greedy, concurrency {', '.join(map(str, plan['load_points']))}. "
             f"Margin of equivalence {100 * plan['margin']:g} %.")
+    if selection := plan.get("selection"):
+        listed = ", ".join(f"{row['arm']} {number(row['tok_s'], 1)} tok/s" for row in selection["table"])
+        text += (f" The candidate was chosen among {len(selection['table'])} settings on other prompts in run "
+                 f"`{selection['folder']}` ({listed}); none of that enters the verdict.")
     if plan["effort"] == "quick" or pairs < 4:
         text += (f" With {pairs} pairs only a large effect shows; `--effort standard` measures until the answer holds.")
     return text
@@ -189,13 +194,18 @@ def block_rows(result: Result) -> Rows:
     return ("block", "pair", "arm", "ready s", "warm-up windows", "warm-up s", "measured s", "validity"), rows
 
 
+#: packages that a speed may hang on; result.json has all
+_DECISIVE = re.compile(r"(torch|triton|transformers|flashinfer|sglang|sgl-|nvidia-(cuda-runtime|cublas|cudnn|nccl|nvshmem))"
+                       r"(-|$)")
+
+
 def environment_rows(result: Result) -> list[tuple[object, ...]]:
     """Image, packages, machine, hashes."""
     image = result["plan"]["image"]
     rows: list[tuple[object, ...]] = [("image", f"{image['image']} {image['version']} ({image['stack']})"),
                                       ("content key", image["key"]), ("plan sha256", result["plan"]["sha256"]),
                                       ("raw sha256", result["raw_sha256"])]
-    rows += sorted(image["packages"].items())
+    rows += [(name, version) for name, version in sorted(image["packages"].items()) if _DECISIVE.match(name)]
     rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
     rows += [(f"GPU {index}", f"{one['name']}, compute capability {one['cc']}, {one['power_limit_w']:.0f} W")
              for index, one in enumerate(result["machine"].get("gpus") or [])]

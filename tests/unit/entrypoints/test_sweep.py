@@ -42,6 +42,7 @@ def test_the_best_setting_is_chosen_on_one_half_and_confirmed_on_the_other(bench
     assert selection["folder"] == first.name
     assert selection["table"][0]["arm"] == "steps3-topk1-draft4"
     assert len(selection["table"]) == 3
+    assert "chosen among 3 settings on other prompts" in bench.out.getvalue()
     used = [set(records.document(folder / records.PLAN)["prompts"]["ids"]) for folder in (first, second)]
     assert not used[0] & used[1]
     assert result["comparison"][0]["pairs"] == 2
