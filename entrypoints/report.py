@@ -195,8 +195,8 @@ def block_rows(result: Result) -> Rows:
 
 
 #: packages that a speed may hang on; result.json has all
-_DECISIVE = re.compile(r"(torch|triton|transformers|flashinfer|sglang|sgl-|nvidia-(cuda-runtime|cublas|cudnn|nccl|nvshmem))"
-                       r"(-|$)")
+_DECISIVE = re.compile(r"(torch|triton|transformers|flashinfer|sglang|sgl)(-|$)"
+                       r"|nvidia-(cuda-runtime|cublas|cudnn|nccl|nvshmem)(-|$)")
 
 
 def environment_rows(result: Result) -> list[tuple[object, ...]]:
