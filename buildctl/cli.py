@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": ("plan", "Show what a build would do, and why."),
     "render": ("render", "Write the Dockerfile, its context and the bake file."),
     "build": ("build", "Build and tag the images of a stack."),
+    "fetch": ("fetch", "Download everything that a lock names, for builds without network."),
     "push": ("push", "Push images to registries and prove that they arrived."),
     "promote": ("promote", "Give a tested digest other tags, here or elsewhere."),
     "results": ("results", "List the benchmark results attached to an image."),

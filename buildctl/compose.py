@@ -136,7 +136,7 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
     :raises ManifestError: with everything in the fragments that cannot be joined.
     """
     problems = Problems()
-    files = context.collect(project, stack, lock, host.local_wheels())
+    files = {**context.collect(project, stack, lock, host.local_wheels()), **context.debs(stack, host)}
     stages = _chain(project, stack, lock, problems)
     runtime = _stages(project, stack.runtime, problems)
     problems.raise_any()
@@ -144,15 +144,18 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
     chain = _published(stack, stages, keys)
     images = []
     for layer in stack.layers:
-        stage = _image_stage(stack, layer, runtime[-1])
+        *aside, stage = _image_stages(stack, layer, runtime)
         facts = _facts(project, stack, lock, layer)
         name = f"image/{layer.name}/image.json"
         files.update(_etc(project, stack, lock, layer))
         files[name] = _json_file(facts)
-        key = _stage_key(stage, files, keys, {"IMAGE": layer.name})
+        args = {"IMAGE": layer.name}
+        for one in aside:
+            keys[one.name] = _stage_key(one, files, keys, args)
+        key = _stage_key(stage, files, keys, args)
         # the key joins the file after it is made: everything else in the file is part of the key
         files[name] = _json_file({**facts, "key": key.value})
-        stages.append(stage)
+        stages += [*aside, stage]
         images.append(_image(stack, lock, layer, keys[layer.name], key, revision))
     return Composition(stack, lock, tuple(stages), _bake(stack, lock, images, chain, host), files, tuple(images), chain)
 
@@ -208,11 +211,15 @@ def _published(stack: Stack, stages: Iterable[Stage], keys: Mapping[str, Key]) -
     return tuple(found)
 
 
-def _image_stage(stack: Stack, layer: LayerImage, last: Stage) -> Stage:
-    """The last stage of an image, with the stack's environment."""
-    stage = last.renamed({_PARENT: layer.name, _LAYER: f"{layer.name}-image"})
+def _image_stages(stack: Stack, layer: LayerImage, runtime: Iterable[Stage]) -> list[Stage]:
+    """The stages that make an image of a layer, the last one with the stack's environment."""
+    found = tuple(runtime)
+    names = {stage.name: f"{layer.name}-{stage.name}" for stage in found}
+    names[_PARENT] = layer.name
+    names[_LAYER] = f"{layer.name}-image"
+    renamed = [stage.renamed(names) for stage in found]
     environment = "".join(f"ENV {name}={json.dumps(value)}\n" for name, value in sorted(stack.environment.items()))
-    return replace(stage, body=stage.body.rstrip("\n") + "\n" + environment)
+    return [*renamed[:-1], replace(renamed[-1], body=renamed[-1].body.rstrip("\n") + "\n" + environment)]
 
 
 def _base_stage(lock: Lock) -> Stage:
@@ -358,6 +365,7 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
             "labels": dict(labels),
             "tags": list(tags),
             "secret": secrets,
+            **({"network": "none"} if host.offline else {}),
             # one manifest and no attestations: the same inputs give the same digest
             "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
             "output": ["type=image,oci-mediatypes=true,compression=zstd"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildctl.errors import ManifestError, Problem
+from buildctl.host import Host
 from buildctl.lock import PUBLIC, Lock, Wheel, counts
 from buildctl.manifest import Problems
 from buildctl.project import Project
-from buildctl.stack import Stack
+from buildctl.stack import ARCH_VARIABLE, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
             text(f"{folder}/own/unlocked/{entry.name}.txt", f"--index-url {url}\n{entry.requirement}\n")
             installed += [f"{entry.name}=={entry.version}"] if entry.version else []
         share(f"{folder}/own", own, installed)
+        text(f"{folder}/jit/modules.txt", "".join(f"{name}\n" for name in stack.jit.get(layer.name, ())))
+        text(f"{folder}/jit/arch.txt", f"{stack.environment.get(ARCH_VARIABLE, '')}\n")
         files[f"{folder}/patches/README"] = File(b"Patch series that this layer applies, one folder per package.\n")
         for package_name in layer.patches:
             locked = lock.patches.get(package_name)
@@ -109,11 +113,21 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
                 text(f"{folder}/patches/{package_name}/tree", f"{locked.tree}\n")
     share("layers/entrypoint", lock.entrypoint, [f"{wheel.name}=={wheel.version}" for wheel in lock.entrypoint])
     share("layers/tools", lock.tools, ())
+    text("layers/guard/optional.json", json.dumps({rule.text: rule.reason for rule in stack.optional}, indent=1,
+                                                  sort_keys=True) + "\n")
     text("layers/tools/apt.txt", "".join(f"{name}\n" for name in stack.tools.apt))
     files.update(tree(stack.tools.folder / "bin", "bin"))
     files["bin/patches/udiff.py"] = File(source=Path(__file__).with_name("udiff.py"))
     files.update(tree(project.entrypoints, "entrypoints"))
     return files
+
+
+def debs(stack: Stack, host: Host) -> dict[str, File]:
+    """The Debian packages that builds without network install, where the system's installer looks for them."""
+    places = {**{layer.name: f"layers/{layer.name}/system/local" for layer in stack.layers},
+              stack.tools.name: f"layers/{stack.tools.name}/local"}
+    return {f"{place}/{name}": File(source=path, trusted=True)
+            for layer, place in places.items() for name, path in host.debs(layer).items()}
 
 
 def tree(folder: Path, prefix: str) -> dict[str, File]:

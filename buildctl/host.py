@@ -27,6 +27,8 @@ class Host:
     index: str | None
     netrc: Path | None
     wheelhouses: tuple[Path, ...]
+    #: whether builds get no network; what they need is then in the wheelhouses, as `buildctl fetch` puts it there
+    offline: bool = False
 
     def uv_config(self) -> str | None:
         """A uv.toml that names the host's index, or None when it uses the public one."""
@@ -42,8 +44,17 @@ class Host:
                 found.setdefault(path.name, path)
         return found
 
+    def debs(self, layer: str) -> dict[str, Path]:
+        """The Debian packages of a layer that builds without network install, from the first wheelhouse with any."""
+        for folder in self.wheelhouses if self.offline else ():
+            found = {path.name: path for path in sorted((folder / "apt" / layer).glob("*.deb"))}
+            if found:
+                return found
+        return {}
 
-def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = None, home: Path | None = None) -> Host:
+
+def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = None, home: Path | None = None, *,
+         offline: bool = False) -> Host:
     """Read this host's settings: the given wheelhouses, the environment, pip's configuration, netrc."""
     env = os.environ if environ is None else environ
     folder = Path(env["HOME"]) if home is None and "HOME" in env else home or Path.home()
@@ -57,6 +68,7 @@ def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = N
         index=next((env[name] for name in _INDEX_VARIABLES if env.get(name)), config.get("index-url") or None),
         netrc=netrc if netrc.is_file() else None,
         wheelhouses=tuple(dict.fromkeys([*(path.resolve() for path in wheelhouses), *local])),
+        offline=offline,
     )
 
 

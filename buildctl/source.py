@@ -129,7 +129,7 @@ def releases(package: str, since: str) -> list[str]:
 
     :raises NetworkError: pip cannot ask the index.
     """
-    output = _pip(["index", "versions", distribution(package), *_target()], f"releases of {package}")
+    output = pip(["index", "versions", distribution(package), *_target()], f"releases of {package}")
     match = re.search(r"^Available versions: (.+)$", output, re.MULTILINE)
     return newest_posts(match[1].split(", ") if match else [], since)
 
@@ -150,7 +150,7 @@ def newest_posts(versions: Iterable[str], since: str) -> list[str]:
 def _download(requirement: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        _pip(["download", "--no-deps", *_target(), "--dest", scratch, requirement], requirement)
+        pip(["download", "--no-deps", *_target(), "--dest", scratch, requirement], requirement)
         found = next(Path(scratch).glob("*.whl"))
         return Path(shutil.move(found, folder / found.name))
 
@@ -164,8 +164,11 @@ def _target() -> list[str]:
     ]
 
 
-def _pip(words: list[str], what: str) -> str:
-    """Runs pip and returns its output; uv's index variables count where pip has none of its own."""
+def pip(words: list[str], what: str) -> str:
+    """Runs pip and returns its output; uv's index variables count where pip has none of its own.
+
+    :raises NetworkError: pip fails, or there is none.
+    """
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
     environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
     for theirs, ours in (
@@ -194,7 +197,7 @@ def _pip(words: list[str], what: str) -> str:
                 "pip cannot fetch it",
                 what,
                 found=" / ".join(lines[-2:]),
-                expected=f"a wheel for Python {PYTHON} on x86_64 Linux",
+                expected="wheels that fit the stack's Python and platform",
                 todo="check the release's number, the index settings of this host and the network",
             )
         )

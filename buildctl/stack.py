@@ -21,6 +21,8 @@ from buildctl.project import NAME, NAME_HELP, Project
 #: GPU targets by the name of their compute capability; `cpu` stands for none
 TARGETS = {"cpu": "no GPU", "sm80": "8.0", "sm89": "8.9", "sm90": "9.0", "sm100": "10.0", "sm103": "10.3",
            "sm120": "12.0", "sm121": "12.1"}
+#: what FlashInfer compiles for, at build time and at run time
+ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 _REFERENCE = r"[a-z0-9][a-z0-9._/:-]*(?:@sha256:[0-9a-f]{64})?"
 _ENV = r"[A-Za-z_][A-Za-z0-9_]*"
 _FLAG = r"[a-z0-9][a-z0-9-]*"
@@ -115,6 +117,8 @@ class Stack:
     requirements: Mapping[str, tuple[str, ...]]
     local: Mapping[str, tuple[str, ...]]
     apt: Mapping[str, tuple[str, ...]]
+    #: kernels that a layer compiles at build time, for ARCH_VARIABLE of `environment`
+    jit: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, str]
     constraints: tuple[Rule, ...]
     overrides: tuple[Rule, ...]
@@ -122,6 +126,8 @@ class Stack:
     prerelease: tuple[str, ...]
     accept: tuple[Accepted, ...]
     indexes: tuple[Index, ...]
+    #: libraries, by pattern, that may lack what they need or be of another CUDA: the guard lets them pass
+    optional: tuple[Rule, ...]
     patches: Mapping[str, str]
     profile: Profile
 
@@ -189,6 +195,7 @@ def _load(project: Project, name: str, images: Mapping[str, LayerImage], problem
         requirements=_per_layer(table, "requirements", words, problems, _requirement),
         local=_per_layer(table, "local", words, problems, _local(project)),
         apt=_per_layer(table, "apt", words, problems, _apt),
+        jit=_per_layer(table, "jit", words, problems, _module),
         environment=_environment(table, "environment", problems),
         constraints=_rules(table, "constraints", "requirement", problems),
         overrides=_rules(table, "overrides", "requirement", problems),
@@ -196,9 +203,13 @@ def _load(project: Project, name: str, images: Mapping[str, LayerImage], problem
         prerelease=tuple(canonicalize_name(word) for word in table.strings("prerelease", pattern=NAME)),
         accept=_accept(table),
         indexes=_indexes(table, problems),
+        optional=_optional(table),
         patches=_patches(table, project, layers, problems),
         profile=_profile(table, problems),
     )
+    if stack.jit and ARCH_VARIABLE not in stack.environment:
+        problems.add("'jit' without the targets to compile for", table.place("jit"),
+                     expected=f'environment: {{{ARCH_VARIABLE}: "12.0f"}} or the like')
     table.close()
     return stack
 
@@ -299,6 +310,10 @@ def _apt(text: str) -> str:
     return "" if re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", text) else "is not the name of a Debian package"
 
 
+def _module(text: str) -> str:
+    return "" if re.fullmatch(r"[A-Za-z0-9_*?\[\]-]+", text) else "is not the name or pattern of a module"
+
+
 def _local(project: Project) -> Callable[[str], str]:
     def check(text: str) -> str:
         folder = (project.images / text).resolve()
@@ -317,6 +332,14 @@ def _rules(table: Table, key: str, field: str, problems: Problems) -> tuple[Rule
             if problem:
                 problems.add(f"'{text}' in '{key}' {problem}", inner.place(field))
         rules.append(Rule(text, inner.string("reason"), inner.where()))
+        inner.close()
+    return tuple(rules)
+
+
+def _optional(table: Table) -> tuple[Rule, ...]:
+    rules = []
+    for inner in table.tables("optional"):
+        rules.append(Rule(inner.string("library"), inner.string("reason"), inner.where()))
         inner.close()
     return tuple(rules)
 

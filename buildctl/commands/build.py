@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import building, host, locking, resume
+from buildctl import building, fetch, host, locking, resume
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
 from buildctl.engine import Engine
@@ -33,17 +33,22 @@ if TYPE_CHECKING:
               show_default=True, help="How progress is shown, on stderr.")
 @click.option("--allow-unlocked", is_flag=True,
               help="Build although the lock has no hash for some packages or the base; the image records it.")
+@click.option("--offline", is_flag=True,
+              help="Build steps get no network; a wheelhouse filled by `buildctl fetch` has everything.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
 def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple[str, ...], builder: str | None,
-            no_cache: bool, progress: str, allow_unlocked: bool, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
+            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, wheelhouses: tuple[Path, ...],
+            as_json: bool) -> None:
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
-    lent = host.read(wheelhouses)
+    lent = host.read(wheelhouses, offline=offline)
     found, composition = composed(root, stack_name, wheelhouses, lent)
     if not allow_unlocked:
         locking.refuse_unlocked(composition.stack, found, composition.lock)
     cache = cache_dir()
+    if offline:
+        fetch.prepare_offline(composition.stack, composition.lock, lent, cache)
     locking.check_patches(composition.stack, found, composition.lock, lent, cache)
     places = [parse_target(text) for text in push_to]
     engine = Engine()
