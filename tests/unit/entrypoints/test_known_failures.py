@@ -93,7 +93,7 @@ def play(tmp_path: Path, version: str, lines: list[str], then: list[list[Any]]) 
 
 @pytest.mark.parametrize(("row", "version", "lines", "name", "remedy"), ROWS, ids=[row[0] for row in ROWS])
 def test_a_failure_is_named_with_our_remedy(tmp_path: Path, row: str, version: str, lines: list[str], name: str,
-                                            remedy: str, record_property: Any) -> None:
+                                            remedy: str) -> None:
     """The server writes the lines and dies, with status 0 as upstream's teardown does."""
     error, seconds = play(tmp_path, version, lines, [["exit", 0]])
     assert error.diagnosis.fault == name
@@ -101,7 +101,6 @@ def test_a_failure_is_named_with_our_remedy(tmp_path: Path, row: str, version: s
     assert error.diagnosis.evidence
     assert error.exit_code == 69
     assert seconds < SOON
-    record_property("seconds to diagnosis", round(seconds, 2))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row[0] in {"K1-2", "K1-3 trtllm", "K4-6", "K6-3c"}],
