@@ -176,7 +176,8 @@ def push(engine: docker.APIClient, source: str, target: Reference, login: Mappin
     with asking():  # named anew each time: another push on the same engine may have taken the name away
         engine.tag(source, target.name, target.tag)
     try:
-        with _hanging_up(engine):
+        # the stream is silent while nothing but the config is under way: there the SDK's own limit has to do
+        with _hanging_up(engine), _limit(engine, patience):
             lines = engine.push(target.name, tag=target.tag, stream=True, decode=True, auth_config=dict(login))
             return read_stream(lines, watch, patience=patience)
     except docker.errors.APIError as error:
@@ -185,6 +186,16 @@ def push(engine: docker.APIClient, source: str, target: Reference, login: Mappin
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         text = "no answer for too long" if "timed out" in str(error).lower() else "the engine hung up"
         raise Failed(Fault(Kind.TRANSIENT, text)) from None
+
+
+@contextmanager
+def _limit(engine: docker.APIClient, seconds: float) -> Iterator[None]:
+    before = engine.timeout
+    engine.timeout = max(1, int(seconds))
+    try:
+        yield
+    finally:
+        engine.timeout = before
 
 
 @contextmanager

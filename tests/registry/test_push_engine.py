@@ -385,6 +385,28 @@ def test_a_push_that_stands_still_ends(proxy: FaultProxy, images: Images) -> Non
     _until(lambda: proxy.clients_waiting() == 0)  # the engine has given the stalled uploads up
 
 
+def test_a_config_that_stands_still_is_repeated_too(proxy: FaultProxy, images: Images, tmp_path: Path) -> None:
+    """The engine's stream has lines for layers only: when the config hangs alone there is silence."""
+
+    class Config(Fault):
+        def takes(self, method: str, path: str) -> bool:
+            return config[7:] in path and super().takes(method, path)
+
+    name = images.make("a:1", layers=1)
+    with RegistryServer(tmp_path / "other") as other:
+        assert fast_push(name, "--to", other.host).code == 0
+        with Registry(other.host, policy=Policy(1)) as registry:
+            manifest = registry.manifest("regtest-a", "1")
+            assert manifest is not None
+            config = manifest.blobs[0].digest
+    proxy.add(Config("PUT", UPLOAD, "hang", times=1))
+    started = time.monotonic()
+    done = fast_push(name, "--to", proxy.host, "--timeout", "1")
+    assert done.code == 0, done.text
+    assert time.monotonic() - started < 30
+    assert "no answer for too long" in done.err
+
+
 # ---------------------------------------------------------------------- logins
 
 
