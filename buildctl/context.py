@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 import tomllib
@@ -106,6 +107,8 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
         text(f"{folder}/jit/modules.txt", "".join(f"{name}\n" for name in stack.jit.get(layer.name, ())))
         text(f"{folder}/jit/arch.txt", f"{stack.environment.get(ARCH_VARIABLE, '')}\n")
         files[f"{folder}/patches/README"] = File(b"Patch series that this layer applies, one folder per package.\n")
+        text(f"{folder}/patches/environment",
+             "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(stack.profile.environment.items())))
         for package_name in layer.patches:
             locked = lock.patches.get(package_name)
             if locked is not None:

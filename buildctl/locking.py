@@ -13,8 +13,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from buildctl import lock as locks
-from buildctl import manifest, metadata, patches, reference, resolve, serverflags, source
-from buildctl.errors import BuildctlError, CompatibilityError, ManifestError, NetworkError, Problem, UsageError
+from buildctl import manifest, metadata, patch_lint, patches, reference, resolve, serverflags, source
+from buildctl.errors import (
+    BuildctlError,
+    CompatibilityError,
+    ManifestError,
+    NetworkError,
+    PatchError,
+    Problem,
+    UsageError,
+)
 from buildctl.host import Host
 from buildctl.lock import ENTRYPOINT, SERVER, TOOLS, Lock, LockedBase, LockedSeries, Unlocked, Wheel
 from buildctl.patches import Checked
@@ -217,6 +225,9 @@ def check_patches(stack: Stack, project: Project, lock: Lock, host: Host, cache:
             raise ManifestError(Problem(f"the lock knows no series for '{package}'", stack.place,
                                         todo=f"run `buildctl lock {stack.name}`"))
         series = patches.read_series(project.patches / folder)
+        foreign = patch_lint.untargeted(series, stack.targets, f"patches/{folder}")
+        if foreign:
+            raise PatchError(foreign)
         reader = _reader(package, wheel, host, cache, fetch=fetch)
         try:
             found[package] = patches.check(series, reader, wheel.sha256, tree=locked.tree, cache=cache / "patches")
