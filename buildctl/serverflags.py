@@ -169,7 +169,7 @@ def _required(kind: ast.expr) -> ast.expr:
     if isinstance(kind, ast.Subscript) and _name(kind.value) == "Optional":
         return kind.slice
     if isinstance(kind, ast.BinOp) and isinstance(kind.op, ast.BitOr):
-        return kind.left if _constant(kind.right) is None else kind.right
+        return kind.right if isinstance(kind.left, ast.Constant) else kind.left
     return kind
 
 
