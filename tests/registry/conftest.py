@@ -19,7 +19,7 @@ from buildctl.engine import connect
 from buildctl.errors import BuildctlError
 from tests.registry.images import Images
 from tests.registry.proxy import FaultProxy
-from tests.registry.server import RegistryServer
+from tests.registry.server import HOSTS, RegistryServer
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def proxy(server: RegistryServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture(autouse=True)
 def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No login of this machine takes part."""
+    """No login of this machine takes part. (First of all fixtures: ports of earlier tests may be others' by now.)"""
+    HOSTS.clear()
     folder = tmp_path / "docker"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

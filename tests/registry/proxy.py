@@ -150,16 +150,23 @@ class FaultProxy:
         return sum(request.body_bytes for request in self.requests if "/blobs/uploads/" in request.path)
 
     def sent_twice(self) -> int:
-        """Body bytes of blobs that the registry had stored before they began to be sent again."""
+        """Body bytes of blobs that the registry had already stored when the client asked for them, and that were sent
+        again. An upload that was cut off and that the registry completes a moment after the next attempt has asked is
+        nobody's mistake.
+        """
         twice = 0
         stored: dict[str, float] = {}
+        asked: dict[str, float] = {}
         for request in self.requests:
-            if request.method == "PUT" and "digest=" in request.path:
-                where = re.sub(r"/blobs/uploads/.*digest=", "@", request.path)
-                if stored.get(where, request.at) < request.at:
+            repository, _, digest = request.path.replace("%3A", ":").partition("/blobs/")
+            blob = f"{repository}@{digest.rpartition('digest=')[2]}"
+            if request.method == "HEAD":
+                asked[blob] = request.at
+            elif request.method == "PUT" and "digest=" in digest:
+                if stored.get(blob, request.at) < asked.get(blob, request.at):
                     twice += request.body_bytes
                 if request.stored == 201:
-                    stored[where] = min(request.stored_at, stored.get(where, request.stored_at))
+                    stored[blob] = min(request.stored_at, stored.get(blob, request.stored_at))
         return twice
 
     def clients_waiting(self) -> int:
