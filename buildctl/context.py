@@ -107,20 +107,23 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
         text(f"{folder}/jit/modules.txt", "".join(f"{name}\n" for name in stack.jit.get(layer.name, ())))
         text(f"{folder}/jit/arch.txt", f"{stack.environment.get(ARCH_VARIABLE, '')}\n")
         files[f"{folder}/patches/README"] = File(b"Patch series that this layer applies, one folder per package.\n")
-        text(f"{folder}/patches/environment",
-             "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(stack.profile.environment.items())))
-        for package_name in layer.patches:
-            locked = lock.patches.get(package_name)
-            if locked is not None:
-                files.update(series(project, package_name, locked.folder, f"{folder}/patches"))
-                text(f"{folder}/patches/{package_name}/tree", f"{locked.tree}\n")
+        applied = {name: lock.patches[name] for name in layer.patches if name in lock.patches}
+        for package_name, locked in applied.items():
+            files.update(series(project, package_name, locked.folder, f"{folder}/patches"))
+            text(f"{folder}/patches/{package_name}/tree", f"{locked.tree}\n")
+        if applied:
+            text(f"{folder}/patches/environment",
+                 "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(stack.profile.environment.items())))
+            files.update(applier(stack, f"{folder}/applier"))
+        elif layer.patches:  # then neither the applier nor the profile is a reason to build the layers above again
+            text(f"{folder}/applier/apply", "#!/bin/sh\n# this stack patches nothing here\n")
     share("layers/entrypoint", lock.entrypoint, [f"{wheel.name}=={wheel.version}" for wheel in lock.entrypoint])
     share("layers/tools", lock.tools, ())
     text("layers/guard/optional.json", json.dumps({rule.text: rule.reason for rule in stack.optional}, indent=1,
                                                   sort_keys=True) + "\n")
     text("layers/tools/apt.txt", "".join(f"{name}\n" for name in stack.tools.apt))
     files.update(tree(stack.tools.folder / "bin", "bin"))
-    files["bin/patches/udiff.py"] = File(source=Path(__file__).with_name("udiff.py"))
+    files.update(applier(stack, "bin/patches"))
     files.update(tree(project.entrypoints, "entrypoints"))
     return files
 
@@ -131,6 +134,12 @@ def debs(stack: Stack, host: Host) -> dict[str, File]:
               stack.tools.name: f"layers/{stack.tools.name}/local"}
     return {f"{place}/{name}": File(source=path, trusted=True)
             for layer, place in places.items() for name, path in host.debs(layer).items()}
+
+
+def applier(stack: Stack, prefix: str) -> dict[str, File]:
+    """What applies patch series in a build."""
+    return {**tree(stack.tools.folder / "bin" / "patches", prefix),
+            f"{prefix}/udiff.py": File(source=Path(__file__).with_name("udiff.py"))}
 
 
 def tree(folder: Path, prefix: str) -> dict[str, File]:

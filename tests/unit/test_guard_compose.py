@@ -64,3 +64,15 @@ def test_kernels_need_targets(tmp_path: Path) -> None:
     assert files["layers/sglang/jit/modules.txt"].content() == b""
     with pytest.raises(ManifestError, match="not the name or pattern of a module"):
         stack.load(make(tmp_path / "c", STACK + "jit:\n  torch: ['rm -rf /']\n"), "small")
+
+
+def test_an_applier_with_nothing_to_apply_is_no_reason_to_build(tmp_path: Path) -> None:
+    composition = composed(tmp_path)
+    assert "layers/sglang/applier/udiff.py" in composition.files
+    assert "layers/sglang/patches/environment" in composition.files
+    unpatched = STACK.replace("patches:\n  sglang: sglang/0.5\n", "")
+    project = make(tmp_path / "b", unpatched)
+    loaded = stack.load(project, "small")
+    files = compose.compose(project, loaded, lock_of(project, loaded), NO_HOST).files
+    assert [path for path in files if path.startswith("layers/sglang/applier")] == ["layers/sglang/applier/apply"]
+    assert "layers/sglang/patches/environment" not in files
