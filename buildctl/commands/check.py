@@ -39,9 +39,9 @@ def command(root: Path, stack_names: tuple[str, ...], show_rules: bool, as_json:
             continue
         if not as_json:
             _tell(name, report, lock)
+    _raise_all(errors)
     if as_json:
         emit({"stacks": rows})
-    _raise_all(errors)
 
 
 def _tell(name: str, report: compat.Report, lock: locks.Lock) -> None:

@@ -84,7 +84,8 @@ def test_flags_by_add_argument() -> None:
     assert flags["mem-fraction-static"] == Flag("mem-fraction-static", type="float")
     assert flags["attention-backend"].choices == ("flashinfer", "triton")
     assert flags["prefill-attention-backend"].choices == ("flashinfer", "triton", "fa3", "x")
-    assert [flags[name].choices for name in ("computed", "computed-too", "computed-more", "words", "some")] == [None] * 5
+    computed = ("computed", "computed-too", "computed-more", "words", "some")
+    assert [flags[name].choices for name in computed] == [None] * 5
     assert flags["level"].choices == ("0", "1")
     assert {name for name, flag in flags.items() if flag.switch} == {"enable-metrics", "radix", "no-radix", "gone"}
     assert flags["json"].type == "loads"
@@ -118,12 +119,14 @@ def test_a_profile_that_the_parser_takes() -> None:
 
 
 def test_each_way_to_be_refused() -> None:
-    for given, words in [({"mem-fraction-statik": 1}, "did you mean 'mem-fraction-static'?"),
-                         ({"filler": 1}, "the beginning of --filler-0"),
-                         ({"enable-metrics": "yes"}, "takes no value"),
-                         ({"mem-fraction-static": True}, "needs a value"),
-                         ({"mem-fraction-static": "much"}, "takes a number"),
-                         ({"attention-backend": "fa9"}, "flashinfer | triton")]:
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"mem-fraction-statik": 1}, "did you mean 'mem-fraction-static'?"),
+        ({"filler": 1}, "the beginning of --filler-0"),
+        ({"enable-metrics": "yes"}, "takes no value"),
+        ({"mem-fraction-static": True}, "needs a value"),
+        ({"mem-fraction-static": "much"}, "takes a number"),
+        ({"attention-backend": "fa9"}, "flashinfer | triton")]
+    for given, words in cases:
         (problem,) = problems(given)
         assert words in problem
         assert "stack.yaml, profile.server" in problem
