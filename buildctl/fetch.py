@@ -182,9 +182,17 @@ def _download(stack: Stack, lock: Lock, wheels: list[Wheel], index: str, folder:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
         wanted = Path(scratch, "wheels.txt")
         wanted.write_text("".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
-        source.pip(["download", "--no-deps", "--require-hashes", *_target(lock, stack), *(["--index-url", url] if url
-                    else []), "--dest", scratch, "--requirement", str(wanted)],
-                   f"{len(wheels)} wheels of the index '{index}'")
+        words = ["download", "--no-deps", "--require-hashes", *_target(lock, stack), *(["--index-url", url] if url else []),
+                 "--dest", scratch, "--requirement", str(wanted)]
+        try:
+            source.pip(words, f"{len(wheels)} wheels of the index '{index}'")
+        except NetworkError as error:
+            if "DO NOT MATCH THE HASHES" not in str(error):
+                raise
+            raise ManifestError(Problem("the index serves another file than the lock names", f"index '{index}'",
+                                        found=error.problems[0].found, expected="files with the lock's hashes",
+                                        todo=f"`buildctl lock {stack.name}` again if upstream replaced the file; else "
+                                             "distrust it")) from None
         for wheel in wheels:
             found = Path(scratch, wheel.file)
             if not found.is_file():

@@ -1,18 +1,20 @@
-"""Fetching: what is asked for, what is kept, and what a build without network refuses. No network."""
+"""Fetching: what is asked for, what is kept, and what a build without network refuses. The index is on this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from buildctl import base, compose, fetch
-from buildctl.errors import ManifestError
+from buildctl.errors import ManifestError, NetworkError
 from buildctl.host import Host
 from buildctl.lock import LockedBase
+from tests.unit.index import Index
 from tests.unit.projects import ready, wheel
 
 GOOD = hashlib.sha256(b"good").hexdigest()
@@ -87,3 +89,45 @@ def test_a_base_from_a_registry_is_left_to_docker(tmp_path: Path, house: Path) -
     lock = replace(lock, base=LockedBase("registry", image="debian:x", digest="sha256:" + "0" * 64))
     with pytest.raises(ManifestError, match="docker pull"):
         fetch.fetch(stack, lock, Host(None, None, None, ()), None, house, tmp_path, print)  # type: ignore[arg-type]
+
+
+# --- wheels, by the real pip -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    with Index() as made:
+        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", made.url)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        yield made
+
+
+def test_wheels_come_by_hash_and_nothing_else_stays(tmp_path: Path, house: Path, index: Index) -> None:
+    _, stack, lock = ready(tmp_path / "p")
+    wanted = [wheel(name, "1.0", "torch", sha256=index.add(name, "1.0", ["far"])) for name in ("one", "two")]
+    index.add("two", "2.0")
+    said: list[str] = []
+    fetch._download(stack, lock, wanted, "public", house, said.append)
+    assert sorted(path.name for path in house.iterdir()) == ["one-1.0-py3-none-any.whl", "two-1.0-py3-none-any.whl"]
+    assert fetch._missing(wanted, house) == []
+    assert said == ["wheels: 2 from the index 'public', 0 MB"]
+
+
+def test_another_file_under_the_same_name_is_refused(tmp_path: Path, house: Path, index: Index) -> None:
+    _, stack, lock = ready(tmp_path / "p")
+    index.add("one", "1.0")
+    with pytest.raises(ManifestError, match="another file than the lock names"):
+        fetch._download(stack, lock, [wheel("one", "1.0", "torch", sha256=GOOD)], "public", house, print)
+    assert list(house.iterdir()) == []
+
+
+def test_an_index_that_is_down_is_a_network_error(tmp_path: Path, house: Path, index: Index) -> None:
+    _, stack, lock = ready(tmp_path / "p")
+    digest = index.add("one", "1.0")
+    index.faults["/simple/one/"] = 503
+    with pytest.raises(NetworkError, match="1 wheels of the index 'public'"):
+        fetch._download(stack, lock, [wheel("one", "1.0", "torch", sha256=digest)], "public", house, print)
+    assert list(house.iterdir()) == []
