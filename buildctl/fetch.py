@@ -182,8 +182,8 @@ def _download(stack: Stack, lock: Lock, wheels: list[Wheel], index: str, folder:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
         wanted = Path(scratch, "wheels.txt")
         wanted.write_text("".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
-        words = ["download", "--no-deps", "--require-hashes", *_target(lock, stack), *(["--index-url", url] if url else []),
-                 "--dest", scratch, "--requirement", str(wanted)]
+        words = ["download", "--no-deps", "--require-hashes", *_target(lock, stack), "--dest", scratch,
+                 "--requirement", str(wanted), *(["--index-url", url] if url else [])]
         try:
             source.pip(words, f"{len(wheels)} wheels of the index '{index}'")
         except NetworkError as error:
