@@ -158,10 +158,10 @@ def _switch(action: ast.expr | None, nargs: ast.expr | None) -> bool:
     if action is None:
         return False
     word = _text(action) or _name(action)
-    if word in ("store_true", "store_false", "store_const", "BooleanOptionalAction", "DeprecatedStoreTrueAction",
-                "DeprecatedStoreConstAction"):
+    if word in ("store_true", "store_false", "store_const", "BooleanOptionalAction"):
         return True
-    return word == "DeprecatedAction" and nargs is None
+    # SGLang's own: without a value unless the declaration says otherwise
+    return word in ("DeprecatedAction", "DeprecatedStoreTrueAction", "DeprecatedStoreConstAction") and nargs is None
 
 
 def _required(kind: ast.expr) -> ast.expr:

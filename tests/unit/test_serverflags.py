@@ -29,6 +29,7 @@ class ServerArgs:
         parser.add_argument("--radix", action=argparse.BooleanOptionalAction)
         parser.add_argument("--gone", action=DeprecatedAction)
         parser.add_argument("--gone-value", action=DeprecatedAction, nargs="?")
+        parser.add_argument("--gone-too", action=DeprecatedStoreConstAction, nargs=None, choices=["amd"])
         parser.add_argument("--lora-paths", action=LoRAPathAction, nargs="*")
         parser.add_argument("positional")
         parser.add_argument("--json", type=json.loads)
