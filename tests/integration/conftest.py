@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +80,11 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A project with a tiny stack; its images are removed afterwards."""
     project = copy_project(tmp_path / "project")
     yield project
-    remove_images(PREFIX)
+    remove_images()
 
 
-def remove_images(word: str) -> None:
-    """Remove the images of a test, with their key tags."""
-    ids = {line.split()[0] for line in docker("images", "--no-trunc", "--format", "{{.ID}} {{.Tag}}").splitlines()
-           if word in line.split()[1]}
-    tags: Sequence[str] = [tag for line in docker("images", "--no-trunc", "--format",
-                                                  "{{.ID}} {{.Repository}}:{{.Tag}}").splitlines()
-                           for found, tag in [line.split()] if found in ids]
-    if tags:
-        docker("rmi", *tags, check=False)
+def remove_images() -> None:
+    """Remove everything that stacks called `tiny` made, under whatever tags."""
+    made = docker("images", "--filter", "label=buildctl.stack=tiny", "--format", "{{.Repository}}:{{.Tag}}").split()
+    if made:
+        docker("rmi", "--force", *made, check=False)

@@ -58,7 +58,7 @@ def test_published_once_then_never_built_again(tiny: Path, registry: RegistrySer
     assert not [tag for tag in local_tags() if ":chain-" in tag]
 
     # a machine with nothing in its engine
-    remove_images(PREFIX)
+    remove_images()
     assert not [tag for tag in local_tags() if PREFIX in tag]
     again = build(tiny, place)
     assert [one["state"] for one in again["images"]] == ["published"]
@@ -73,14 +73,14 @@ def test_published_once_then_never_built_again(tiny: Path, registry: RegistrySer
 
 def test_a_fresh_machine_goes_on_from_the_deepest_stage(tiny: Path, registry: RegistryServer) -> None:
     build(tiny, registry.host)
-    remove_images(PREFIX)
+    remove_images()
     path = tiny / "entrypoints" / "__init__.py"
     path.write_text(path.read_text() + "\n# an edit\n")
     after = build(tiny, registry.host)
     assert set(after["resumed"]) == {"cuda", "entrypoint-env"}
     assert all(there.startswith(f"{registry.host}/") and "@sha256:" in there for there in after["resumed"].values())
     stages = {step["stage"] for step in after["build"]["steps"] if step["kind"] == "instruction"}
-    assert stages <= {"entrypoint", "cuda-image", "entrypoint-env", "cuda"}
+    assert stages <= {"entrypoint", "cuda-image", "entrypoint-env", "cuda", "cuda-guard"}
     assert not (tiny / ".buildctl/tiny/context/base").exists()
     layers = json.loads(docker("image", "inspect", after["images"][0]["tags"][0]))[0]["RootFS"]["Layers"]
     assert len(layers) > 3
