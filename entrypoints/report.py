@@ -132,10 +132,11 @@ def pair_rows(result: Result) -> Rows:
 
 
 def evidence_rows(result: Result) -> Rows:
-    """What shows that each claim holds."""
+    """What shows that each claim holds; what nobody asked for is left to the JSON."""
     return ("claim", "arm", "required", "state", "declared", "observed", "effective", "reason"), [
         (one["claim"], one.get("arm") or "", "yes" if one.get("required") else "", one["state"], _said(one["declared"]),
-         _said(one["observed"]), _said(one["effective"]), one.get("reason") or "") for one in result["evidence"]]
+         _said(one["observed"]), _said(one["effective"]), one.get("reason") or "") for one in result["evidence"]
+        if one.get("required") or one.get("reason") != "not asked for"]
 
 
 def _said(value: object) -> str:
