@@ -58,6 +58,10 @@ class Wish:
         """Whether sections are resolved although their inputs did not change."""
         return bool(self.upgrade or self.upgrade_all or self.exclude_newer)
 
+    def moves(self, wheels: Iterable[Wheel]) -> bool:
+        """Whether these wheels are to be resolved although their inputs did not change."""
+        return self.upgrade_all or bool(self.exclude_newer) or any(wheel.name in self.upgrade for wheel in wheels)
+
 
 def names(words: Iterable[str]) -> tuple[str, ...]:
     """Package names as locks spell them."""
@@ -104,7 +108,8 @@ def make(stack: Stack, project: Project, host: Host, cache: Path, *, wish: Wish 
     epoch = before.epoch if before else 0
     for name, request in requests.items():
         section = _SECTIONS[name]
-        if before and before.inputs.get(section) == inputs[section] and not wish.anew and _complete(before, name):
+        if before and before.inputs.get(section) == inputs[section] and _complete(before, name) \
+                and not wish.moves(_wheels(before, name)):
             environments[name] = Resolution(_wheels(before, name), 0)
             continue
         pins = [wheel for wheel in (_wheels(before, name) if before else ()) if not wish.upgrade_all
