@@ -15,7 +15,7 @@ from pathlib import Path
 
 from buildctl.errors import ManifestError, Problem
 from buildctl.host import Host
-from buildctl.lock import PUBLIC, Lock, Wheel, counts
+from buildctl.lock import PUBLIC, Lock, Unlocked, Wheel, counts
 from buildctl.manifest import Problems
 from buildctl.project import Project
 from buildctl.stack import ARCH_VARIABLE, Stack
@@ -81,6 +81,15 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
         text(f"{folder}/local/README", "Wheels of this host's wheelhouse that the lock names.\n")
         text(f"{folder}/expect.txt", "".join(f"{line}\n" for line in sorted(expected)))
 
+    def open_ends(folder: str, entries: Iterable[Unlocked]) -> list[str]:
+        """What is installed without a hash, when a build allows that; what the guard expects of it."""
+        urls = {index.name: index.url for index in stack.indexes}
+        found = []
+        for entry in entries:
+            text(f"{folder}/unlocked/{entry.name}.txt", f"--index-url {urls[entry.index]}\n{entry.requirement}\n")
+            found += [f"{entry.name}=={entry.version}"] if entry.version else []
+        return found
+
     installed: list[str] = []
     for layer in stack.layers:
         own_name = layer.version_of
@@ -93,16 +102,15 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
             text(f"{folder}/system/apt.txt", "".join(f"{name}\n" for name in apt))
             text(f"{folder}/system/python.txt", f"{stack.python}\n")
         installed += [f"{wheel.name}=={wheel.version}" for wheel in others]
+        unlocked = [entry for entry in lock.unlocked if entry.layer == layer.name]
+        installed += open_ends(f"{folder}/wheels", [entry for entry in unlocked if entry.name != own_name])
         share(f"{folder}/wheels", others, installed)
         installed += [f"{wheel.name}=={wheel.version}" for wheel in own]
         for path in stack.local.get(layer.name, ()):
             package = project.images / path
             files.update(tree(package, f"{folder}/own/packages/{package.name}"))
             installed.append(local_version(package))
-        for entry in (entry for entry in lock.unlocked if entry.layer == layer.name):
-            url = next(index.url for index in stack.indexes if index.name == entry.index)
-            text(f"{folder}/own/unlocked/{entry.name}.txt", f"--index-url {url}\n{entry.requirement}\n")
-            installed += [f"{entry.name}=={entry.version}"] if entry.version else []
+        installed += open_ends(f"{folder}/own", [entry for entry in unlocked if entry.name == own_name])
         share(f"{folder}/own", own, installed)
         text(f"{folder}/jit/modules.txt", "".join(f"{name}\n" for name in stack.jit.get(layer.name, ())))
         text(f"{folder}/jit/arch.txt", f"{stack.environment.get(ARCH_VARIABLE, '')}\n")

@@ -75,7 +75,8 @@ def test_a_lock_that_is_not_complete_is_said(tmp_path: Path, capsys: pytest.Capt
 def test_the_image_records_what_no_hash_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project, loaded, lock = ready(tmp_path)
     lock = replace(lock, wheels=tuple(wheel for wheel in lock.wheels if wheel.name != "torch"),
-                   unlocked=(Unlocked("torch", "torch==2.0+cpu", "torch", "special"),),
+                   unlocked=(Unlocked("torch", "torch==2.0+cpu", "torch", "special"),
+                             Unlocked("kernel", "kernel>=1", "sglang", "special")),
                    base=LockedBase("registry", image="debian:12"))
     locks.path_of(loaded).write_text(locks.dump(lock))
     target = tmp_path / "out"
@@ -87,6 +88,9 @@ def test_the_image_records_what_no_hash_holds(tmp_path: Path, capsys: pytest.Cap
     asked = (target / "layers" / "torch" / "own" / "unlocked" / "torch.txt").read_text()
     assert asked == "--index-url https://index.example/simple\ntorch==2.0+cpu\n"
     assert "torch==2.0+cpu" in (target / "layers" / "torch" / "own" / "expect.txt").read_text()
+    # the step that installs a layer's other packages installs theirs
+    asked = (target / "layers" / "sglang" / "wheels" / "unlocked" / "kernel.txt").read_text()
+    assert asked == "--index-url https://index.example/simple\nkernel>=1\n"
 
 
 def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
