@@ -142,7 +142,8 @@ def overlaps(facts: Mapping[str, Facts]) -> tuple[Overlap, ...]:
         for (first, *one), (second, *other) in combinations(entries, 2):
             if one != other:
                 pairs.setdefault((first, second), []).append(path)
-    return tuple(Overlap(first, second, len(paths), tuple(sorted(paths)[:_SHOWN])) for (first, second), paths in sorted(pairs.items()))
+    return tuple(Overlap(first, second, len(paths), tuple(sorted(paths)[:_SHOWN]))
+                 for (first, second), paths in sorted(pairs.items()))
 
 
 def _parse(line: str) -> Requirement | None:

@@ -44,7 +44,8 @@ def test_one_dockerfile_in_chain_order(tmp_path: Path) -> None:
     text = composed(tmp_path).dockerfile
     stages = [line for line in text.splitlines() if line.startswith("FROM ")]
     assert stages == [
-        "FROM scratch AS base", "FROM base AS tools", "FROM tools AS entrypoint-env", "FROM entrypoint-env AS entrypoint",
+        "FROM scratch AS base",
+        "FROM base AS tools", "FROM tools AS entrypoint-env", "FROM entrypoint-env AS entrypoint",
         "FROM base AS cuda-system", "FROM cuda-system AS cuda", "FROM cuda AS torch", "FROM torch AS sglang",
         "FROM cuda AS cuda-image", "FROM torch AS torch-image", "FROM sglang AS sglang-image"]
     assert "ADD base/base.tar /" in text
@@ -254,7 +255,8 @@ def test_a_good_wheel_is_linked(tmp_path: Path) -> None:
     source = wheels / "torch-2.0+cpu-py3-none-any.whl"
     source.write_bytes(b"it")
     good = wheel("torch", "2.0+cpu", "torch", index="special", sha256=hashlib.sha256(b"it").hexdigest())
-    composition = again(tmp_path / "p", Host(None, None, None, (wheels,)), wheels=(good, wheel("sglang", "0.5", "sglang")))
+    host = Host(None, None, None, (wheels,))
+    composition = again(tmp_path / "p", host, wheels=(good, wheel("sglang", "0.5", "sglang")))
     for _ in range(2):
         context.write(composition.written(), tmp_path / "out")
         assert (tmp_path / "out/layers/torch/own/local" / source.name).samefile(source)

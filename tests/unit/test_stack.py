@@ -110,7 +110,8 @@ def test_a_cycle_of_images_is_shown_as_a_path(tmp_path: Path) -> None:
 
 
 def test_layers_that_form_no_chain(tmp_path: Path) -> None:
-    project = make(tmp_path, STACK.replace("[cuda, torch, sglang]", "[cuda, torch, extra]").replace("sglang:", "extra:"))
+    text = STACK.replace("[cuda, torch, sglang]", "[cuda, torch, extra]").replace("sglang:", "extra:")
+    project = make(tmp_path, text)
     (tmp_path / "images" / "extra" / "image.yaml").write_text("description: e\nparent: cuda\nversion_of: extra\n")
     assert any("does not stand on" in text for text in problems_of(project))
 
@@ -137,7 +138,8 @@ def test_broken_yaml_in_an_image(tmp_path: Path) -> None:
 
 
 def test_missing_profile_and_base(tmp_path: Path) -> None:
-    text = STACK.split("profile:")[0].replace("base:\n  image: debian:bookworm-slim\n  bootstrap: {suite: bookworm}\n", "")
+    base = "base:\n  image: debian:bookworm-slim\n  bootstrap: {suite: bookworm}\n"
+    text = STACK.split("profile:")[0].replace(base, "")
     found = "\n".join(problems_of(make(tmp_path, text)))
     assert "has no 'profile'" in found
     assert "has no 'base'" in found
