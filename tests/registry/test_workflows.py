@@ -157,7 +157,7 @@ def project_job(tmp_path: Path) -> Iterator[Job]:
     """A job in a checkout with one tiny stack of its own."""
     folder = copy_project(tmp_path / "regtest")
     yield Job(folder)
-    remove_images("inttest-regtest")
+    remove_images()
 
 
 @pytest.mark.engine
