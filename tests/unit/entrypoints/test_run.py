@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -224,6 +223,17 @@ def _servers(bench: Bench) -> list[int]:
     return found
 
 
+def _end(runner: subprocess.Popen[str]) -> None:
+    """kill -9 of the runner; its server goes with it, as with the container. Stopped first, so that none is missed."""
+    runner.send_signal(signal.SIGSTOP)
+    children = psutil.Process(runner.pid).children(recursive=True)
+    runner.kill()
+    runner.communicate(timeout=20)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
 def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) -> None:
     runner = _start(bench, bench.settings(pairs=4, passes=4), bench.image(BASE, SPEC))
     assert runner.stderr is not None
@@ -249,11 +259,7 @@ def test_a_killed_runner_leaves_a_readable_folder_that_resumes_to_its_end(bench:
     runner = _start(bench, bench.settings(), built)
     assert runner.stderr is not None
     next(line for line in runner.stderr if place in line)
-    runner.kill()
-    runner.communicate(timeout=20)
-    for pid in _servers(bench):  # a killed runner cannot stop its server; the container's end does
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _end(runner)
     folder = bench.run_folder()
     run.analyze(folder, bench.settings(), out=io.StringIO())
     assert bench.result()["verdict"]["class"] == "invalid"
