@@ -46,7 +46,7 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
             print(f"entrypoint: ready after {ready.seconds:.1f} s", file=sys.stderr, flush=True)
         health.beat("serving" if _can_be_asked(said) else "supervising", "serve", port=port)
         while True:
-            server.wait(5.0)
+            server.wait(1.0)
             if not _can_be_asked(said):
                 health.beat("supervising", "serve", port=port)
     finally:
