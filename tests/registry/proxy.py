@@ -28,7 +28,7 @@ from tests.registry.server import HOSTS
 CHUNK = 64 * 1024
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 
-Action = Literal["status", "reset", "lose_answer", "swap", "hang", "rewrite", "expire_tokens", "slow"]
+Action = Literal["status", "reset", "lose_answer", "cut_answer", "swap", "hang", "rewrite", "expire_tokens", "slow"]
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Fault:
       `read_body` is off, as a front end does that refuses by size)
     - `reset`: pass `after` body bytes on, then reset the connection
     - `lose_answer`: the registry gets the whole request, the client a reset instead of the answer
+    - `cut_answer`: the client gets `after` bytes of the answer's body, then a reset
     - `swap`: the registry gets the whole request, the client `code` with `headers` and `body` instead of its answer
     - `hang`: no answer until the proxy stops
     - `slow`: the answer comes after `delay` seconds
@@ -296,6 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._forward()
         if action == "swap":
             return self._forward(swap=fault)
+        if action == "cut_answer":
+            return self._forward(cut_after=fault.after)
         return self._forward(reset_after=fault.after if action == "reset" else None, lose=action == "lose_answer",
                              over=fault.headers)
 
@@ -377,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
             yield data
 
     def _forward(self, *, reset_after: int | None = None, lose: bool = False, swap: Fault | None = None,
-                 over: dict[str, str] | None = None) -> None:
+                 cut_after: int | None = None, over: dict[str, str] | None = None) -> None:
         host, port = self.owner.upstream.rsplit(":", 1)
         upstream = http.client.HTTPConnection(host, int(port), timeout=60)
         try:
@@ -405,13 +408,13 @@ class _Handler(BaseHTTPRequestHandler):
             if swap is not None:
                 response.read()
                 return self._reply(swap.code, swap.headers, swap.body)
-            return self._pass_on(response, over or {})
+            return self._pass_on(response, over or {}, cut_after)
         except ConnectionRefusedError:
             return self._reset()
         finally:
             upstream.close()
 
-    def _pass_on(self, response: http.client.HTTPResponse, over: dict[str, str]) -> None:
+    def _pass_on(self, response: http.client.HTTPResponse, over: dict[str, str], cut_after: int | None) -> None:
         self.entry.status = response.status
         self.send_response_only(response.status)
         replaced = {name.lower() for name in over}
@@ -425,6 +428,11 @@ class _Handler(BaseHTTPRequestHandler):
         if chunked:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if cut_after is not None:
+            self.wfile.write(response.read(cut_after))
+            self.wfile.flush()
+            self._reset()
+            return
         if not bodiless:
             while data := response.read(CHUNK):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)

@@ -119,6 +119,20 @@ def test_a_cut_between_two_registries_is_repeated(registry: Registry, proxy: Fau
         assert "failed:" in done.err
 
 
+def test_a_layer_cut_off_at_its_source_is_read_again(registry: Registry, proxy: FaultProxy, tmp_path: Path) -> None:
+    digest = put_image(registry, "rc.1", size=1_000_000)
+    proxy.add(cut := Fault("GET", "/blobs/", "cut_answer", after=2_000_000, times=2))
+    with RegistryServer(tmp_path / "second") as second:
+        done = promoting(f"{proxy.host}/team/sglang:rc.1", "--to", f"{second.host}/sglang:1.0")
+        assert done.code == 0, done.text
+        assert cut.fired == 2
+        assert digest_at(second.host, "sglang", "1.0") == digest
+        with Registry(second.host, policy=FAST) as there:
+            manifest = there.manifest("sglang", "1.0")
+            assert manifest is not None
+            assert there.blob("sglang", manifest.blobs[1].digest) == b"rc.1" * 1_000_000
+
+
 def test_a_tag_with_other_content_moves_only_when_told(registry: Registry, proxy: FaultProxy) -> None:
     old, new = put_image(registry, "stable"), put_image(registry, "rc.2")
     done = promoting(f"{proxy.host}/team/sglang:rc.2", "--to", "stable")

@@ -78,6 +78,15 @@ def test_a_dry_run_says_what_would_move_and_changes_nothing(proxy: FaultProxy, i
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == ["push", "move"]
     assert {request.method for request in proxy.requests} == {"HEAD"}
+    listed = fast_push(images.make("a:1"), "--to", proxy.host, "--dry-run", "--json").json["moves"]
+    assert [(move["action"], move["target"]) for move in listed] == [("upload", f"{proxy.host}/regtest-a:1")]
+
+
+def test_an_image_that_the_engine_does_not_have_is_exit_2(proxy: FaultProxy) -> None:
+    done = fast_push("nobody/nothing:1", "--to", proxy.host)
+    assert done.code == 2
+    assert "docker images" in done.text
+    assert proxy.requests == []
 
 
 def test_two_registries_get_the_same_digest(proxy: FaultProxy, images: Images, tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_an_index_is_found_by_all_four_accept_types(registry: Registry) -> None:
     assert found.blobs == ()
 
 
+def test_a_registry_that_names_no_digest_is_asked_for_the_bytes(registry: Registry, proxy: FaultProxy) -> None:
+    manifest = put_image(registry)
+    proxy.add(Fault("HEAD", "/manifests/", "rewrite", headers={"Docker-Content-Digest": ""}))
+    assert registry.head("a", "1") == manifest.descriptor
+
+
 def test_what_is_not_there_is_nothing_and_no_error(registry: Registry) -> None:
     assert registry.head("nobody/home", "1") is None
     assert registry.manifest("nobody/home", "1") is None
