@@ -23,6 +23,9 @@ $(ENV): requirements-dev.txt pyproject.toml
 engine: ## a Docker engine, when none answers (Debian and Ubuntu, as root)
 	sh scripts/engine.sh
 
+tools: ## programs that the tests need (Debian and Ubuntu, as root)
+	sh scripts/tools.sh
+
 lint: $(ENV) ## ruff and mypy in strict mode
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -30,7 +33,7 @@ lint: $(ENV) ## ruff and mypy in strict mode
 test-unit: $(ENV) ## tests that need neither engine nor network
 	$(BIN)/pytest tests/unit
 
-test: $(ENV) engine lint ## everything, for real: lint, unit, engine, registry, server in its container
+test: $(ENV) engine tools lint ## everything, for real: lint, unit, engine, registry, server in its container
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
 
 test-stack: $(ENV) engine ## build the whole CUDA 13 stack and look into it (10 GB, long)
@@ -48,4 +51,4 @@ demo: $(ENV) engine ## build the CPU stack, run its image, benchmark EAGLE-3 aga
 clean: ## what builds and demos wrote into the checkout; images stay
 	rm -rf .buildctl results .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
-.PHONY: help env engine lint test-unit test test-stack bench demo-model demo clean
+.PHONY: help env engine tools lint test-unit test test-stack bench demo-model demo clean
