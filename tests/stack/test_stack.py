@@ -90,7 +90,7 @@ def test_the_stub_never_stands_in_for_the_driver(stack: Stack) -> None:
     forced = stack.run("sglang", f"ln -s {stub} /tmp/libcuda.so.1; LD_LIBRARY_PATH=/tmp "
                                  "python -c 'import ctypes; ctypes.CDLL(\"libcuda.so.1\")'")
     assert "OSError" in forced.stderr
-    assert "libcuda" not in stack.ok("sglang", "/sbin/ldconfig -p")
+    assert "libcuda.so" not in stack.ok("sglang", "/sbin/ldconfig -p")
 
 
 def test_the_compiler_is_the_toolkits(stack: Stack) -> None:
@@ -119,7 +119,7 @@ def test_the_module_that_was_compiled_ahead_is_for_the_target_and_is_taken(stack
     assert set(re.findall(r"sm_(\d+)", listed)) == {"120"}
     found = tool("guard/elf").read(norm)
     assert found.architectures == {120}  # our reader agrees with NVIDIA's
-    assert {"libcudart.so.13", "libcuda.so.1"} <= set(found.needed)
+    assert "libcudart.so.13" in found.needed
     said = stack.ok("sglang", "python -c 'from flashinfer.jit.norm import gen_norm_module as g; s = g(); "
                               "print(s.is_aot, s.get_library_path())' 2>/dev/null", "--read-only", "--tmpfs", "/tmp",
                     "-e", "HOME=/tmp")
