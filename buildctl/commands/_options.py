@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from buildctl import compat, compose, host, project, stack
+from buildctl import compat, compose, host, project, source, stack
 from buildctl import lock as locks
 
 DEFAULT_STACK = "sglang-0.5.23-cu130"
 F = TypeVar("F", bound=Callable[..., Any])
+#: where buildctl keeps what can be made again
+cache_dir = source.default_cache
 
 
 def stack_option(command: F) -> F:
@@ -35,12 +36,6 @@ def wheelhouse_option(command: F) -> F:
                         type=click.Path(exists=True, file_okay=False, path_type=Path),
                         help="Folder with wheels that builds may take instead of an index; repeatable. "
                              "pip's and uv's find-links settings of this host count too.")(command)
-
-
-def cache_dir() -> Path:
-    """Where buildctl keeps what can be made again: `BUILDCTL_CACHE_DIR`, else the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("BUILDCTL_CACHE_DIR") or Path(home) / "buildctl")
 
 
 def revision(root: Path) -> str:
