@@ -106,6 +106,10 @@ def reap_orphans(session: int) -> None:
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             one = read(ended.si_pid)
             if one is None or one.session != session or one.pid == session:
+                # a child that somebody else will ask for is reported first, again and again: look past it
+                mine = os.getpid()
+                reap(pid for pid, other in everyone().items()
+                     if other.parent == mine and other.session == session and pid != session and not other.alive)
                 return
             os.waitpid(one.pid, os.WNOHANG)
 

@@ -116,12 +116,14 @@ def test_an_orphan_of_another_session_is_found_after_its_parent_died(tmp_path: P
     assert not processes.is_same(orphan)
 
 
-def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path) -> None:
-    """K6-1: as their new parent we read their status."""
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path, neighbour: bool) -> None:
+    """K6-1: as their new parent we read their status, even behind an ended child that somebody else will ask for."""
     def defunct() -> list[processes.Process]:
         return [member for member in processes.everyone().values()
                 if member.parent == os.getpid() and member.session == one.pid and not member.alive]
 
+    other = subprocess.Popen(["true"]) if neighbour else None
     with server(tmp_path, adrift=5) as one:
         ready(one)
         end = time.monotonic() + 2
@@ -130,6 +132,8 @@ def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path) -> None:
             seen = max(seen, len(defunct()))
             one.wait(0.02)
         assert not defunct()
+    if other is not None:
+        assert other.wait(10) == 0, "its status was left to its owner"
 
 
 def test_only_own_processes_are_stopped(tmp_path: Path) -> None:
