@@ -30,7 +30,6 @@ GARBAGE_SHARE = 0.05
 #: sign-flip over more pairs than this is sampled instead of enumerated
 EXACT_PAIRS = 16
 SHORT_ANSWER = 256
-VERDICTS = ("win", "loss", "equivalent", "inconclusive", "invalid")
 
 
 @dataclass(frozen=True)
