@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -51,10 +52,11 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="session")
 def demo_image() -> str:
-    """The image of the CPU demo, built from this checkout."""
-    ran = buildctl("build", "--stack", "cpu-demo", "--progress", "plain")
+    """The image of the CPU demo, built from this checkout, by its key tag: the version tag is every checkout's."""
+    ran = buildctl("build", "--stack", "cpu-demo", "--progress", "plain", "--json")
     assert ran.code == 0, ran.err
-    return next(word for line in ran.out.splitlines() for word in line.split() if word.startswith("sglang:"))
+    image = next(image for image in json.loads(ran.out)["images"] if image["image"] == "sglang")
+    return next(tag for tag in image["tags"] if ":key-" in tag)
 
 
 def copy_project(target: Path, layers: str = "[cuda]") -> Path:
