@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buildctl.errors import Problem, UsageError
 from buildctl.lock import Lock, LockedBase, LockedSeries, Wheel
+from buildctl.units import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,8 @@ class Difference:
         return {"packages": [row.as_dict() for row in self.rows],
                 "others": [{"what": what, "from": old, "to": new} for what, old, new in self.others]}
 
-    def lines(self, size: Callable[[int | None], str]) -> Iterator[str]:
-        """The difference for a terminal.
-
-        :param size: how sizes are written.
-        """
+    def lines(self) -> Iterator[str]:
+        """The difference for a terminal."""
         if not self.rows and not self.others:
             yield "no difference"
             return

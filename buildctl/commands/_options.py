@@ -70,14 +70,3 @@ def judge(loaded: stack.Stack, locked: locks.Lock) -> compat.Report:
         click.echo(f"warning: {problem}", err=True)
     report.raise_errors()
     return report
-
-
-def size(count: int | None) -> str:
-    """Bytes as people read them, in decimal units."""
-    if count is None:
-        return "?"
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -11,11 +11,12 @@ import click
 
 from buildctl import building, fetch, host, locking, resume
 from buildctl.cli import emit
-from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
+from buildctl.commands._options import cache_dir, composed, json_option, stack_option, wheelhouse_option
 from buildctl.engine import Engine
 from buildctl.progress import Mode
 from buildctl.reference import Target, parse, parse_target
 from buildctl.resume import Found
+from buildctl.units import size
 
 if TYPE_CHECKING:
     from buildctl.push import Publisher

@@ -10,9 +10,10 @@ import click
 from buildctl import fetch, host, project, stack
 from buildctl import lock as locks
 from buildctl.cli import emit
-from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, size, wheelhouse_option
+from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, wheelhouse_option
 from buildctl.engine import Engine
 from buildctl.progress import Mode
+from buildctl.units import size
 
 
 @click.command()

@@ -9,11 +9,12 @@ import click
 from buildctl import host, lockdiff, locking, project, stack
 from buildctl import lock as locks
 from buildctl.cli import emit
-from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, size, wheelhouse_option
+from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, wheelhouse_option
 from buildctl.errors import Problem, UsageError
 from buildctl.lock import Lock
 from buildctl.locking import Wish
 from buildctl.project import Project
+from buildctl.units import size
 
 
 @click.command()
@@ -83,7 +84,7 @@ def _compare(found: Project, words: tuple[str, ...], as_json: bool) -> None:
         emit({"from": before.shown, "to": after.shown, **difference.as_dict()})
         return
     click.echo(f"{before.shown} -> {after.shown}")
-    for line in difference.lines(size):
+    for line in difference.lines():
         click.echo(line)
 
 

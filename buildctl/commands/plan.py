@@ -8,7 +8,8 @@ import click
 
 from buildctl import host, locking, plan
 from buildctl.cli import emit
-from buildctl.commands._options import cache_dir, composed, json_option, size, stack_option, wheelhouse_option
+from buildctl.commands._options import cache_dir, composed, json_option, stack_option, wheelhouse_option
+from buildctl.units import size
 
 
 @click.command()

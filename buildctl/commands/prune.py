@@ -9,8 +9,9 @@ import click
 from buildctl import compose, host, project, pruning, stack
 from buildctl import lock as locks
 from buildctl.cli import emit
-from buildctl.commands._options import json_option, size
+from buildctl.commands._options import json_option
 from buildctl.engine import Engine
+from buildctl.units import size
 
 
 @click.command()

@@ -20,6 +20,7 @@ from buildctl.progress.model import (
     Step,
     brief,
 )
+from buildctl.units import duration, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -207,26 +208,6 @@ def choose(mode: Mode, stream: TextIO, environ: Mapping[str, str]) -> Mode:
         return "github"
     dumb = environ.get("TERM") == "dumb"
     return "terminal" if stream.isatty() and not environ.get("CI") and not dumb else "plain"
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it: `0.4 s`, `1 min 23 s`, `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size(count: int) -> str:
-    """Bytes as people say them, in powers of ten: `812 kB`, `3.1 GB`."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 def summary(record: BuildRecord) -> str:

@@ -56,7 +56,7 @@ def demo_image() -> str:
     ran = buildctl("build", "--stack", "cpu-demo", "--progress", "plain", "--json")
     assert ran.code == 0, ran.err
     image = next(image for image in json.loads(ran.out)["images"] if image["image"] == "sglang")
-    return next(tag for tag in image["tags"] if ":key-" in tag)
+    return str(next(tag for tag in image["tags"] if ":key-" in tag))
 
 
 def copy_project(target: Path, layers: str = "[cuda]") -> Path:

@@ -10,7 +10,6 @@ import pytest
 
 from buildctl import lock as locks
 from buildctl import lockdiff
-from buildctl.commands._options import size
 from buildctl.errors import UsageError
 from buildctl.lock import LockedBase, Unlocked
 from buildctl.lockdiff import Side, compare, sides
@@ -30,10 +29,10 @@ def test_packages_as_a_person_wants_them(tmp_path: Path) -> None:
                     "sglang": ("other file", "0.5", "0.5", "sglang"),
                     "torch": ("changed", "2.0+cpu", "2.1+cpu", "torch"),
                     "h11": ("changed", "0.16", "0.17", "(entrypoint)")}
-    lines = list(found.lines(size))
+    lines = list(found.lines())
     assert any("torch" in line and "2.0+cpu -> 2.1+cpu" in line and "3.0 kB" in line for line in lines)
     assert lines[-1] == "6 packages, +1.0 kB"
-    assert next(iter(compare(after, before).lines(size))).startswith("fresh")
+    assert next(iter(compare(after, before).lines())).startswith("fresh")
     assert found.as_dict()["packages"][0]["to"] == "7"
 
 
@@ -51,9 +50,9 @@ def test_what_differs_beside_packages(tmp_path: Path) -> None:
     open_base = replace(after, base=LockedBase("registry", image="debian"))
     assert {what: new for what, _, new in compare(after, open_base).others}["base"] == "debian (unlocked)"
     without = replace(before, patches={})
-    assert "patches of sglang: -> -" not in "\n".join(compare(before, without).lines(size))
-    assert any(line.endswith("-> -") for line in compare(before, without).lines(size))
-    assert list(compare(before, before).lines(size)) == ["no difference"]
+    assert "patches of sglang: -> -" not in "\n".join(compare(before, without).lines())
+    assert any(line.endswith("-> -") for line in compare(before, without).lines())
+    assert list(compare(before, before).lines()) == ["no difference"]
 
 
 def test_the_words_of_the_command(tmp_path: Path) -> None:
