@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Any
 from entrypoints.errors import Problem
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+#: files up to this many bytes are hashed whole; of larger ones the size and so many bytes of either end
+_WHOLE, _END = 32 * 2**20, 2**20
 
 
 def is_local(name: str) -> bool:
@@ -38,6 +41,42 @@ def config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def identity(name: str, environ: Mapping[str, str], cache: Path | None = None) -> dict[str, str | None]:
+    """What tells two models apart: `sha256` of a folder, or the `revision` of a hub name that the cache has by now.
+
+    Weights are hashed at both ends only, so that 200 GB cost a second: a header, the first and the last tensors.
+    """
+    if not is_local(name):
+        return {"name": name, "sha256": None, "revision": _revision(name, environ, cache)}
+    total = hashlib.sha256()
+    for path in sorted(Path(name).expanduser().iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            total.update(f"{path.name} {_part_digest(path)}\n".encode())
+    return {"name": name, "sha256": total.hexdigest(), "revision": None}
+
+
+def _part_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= _WHOLE:
+                return f"{size} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            ends = hashlib.sha256(file.read(_END))
+            file.seek(size - _END)
+            ends.update(file.read(_END))
+            return f"{size} {ends.hexdigest()}"
+    except OSError as error:  # no file that a server needs: those were looked at before
+        return error.strerror or "unreadable"
+
+
+def _revision(name: str, environ: Mapping[str, str], cache: Path | None) -> str | None:
+    """The commit that a hub name stands for in the cache, None when it is not there."""
+    try:
+        return (_in_cache(name, environ, cache) / "refs" / "main").read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def fit(target: Mapping[str, Any], draft: Mapping[str, Any], where: str) -> list[Problem]:
@@ -94,11 +133,16 @@ def _offline(name: str, role: str, environ: Mapping[str, str], cache: Path | Non
     """A hub name while the hub is off must be in the cache."""
     if environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}:
         return []
-    root = Path(environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or cache or Path.home() /
-                                                    ".cache/huggingface") / "hub")
-    folder = root / f"models--{name.replace('/', '--')}" / "snapshots"
+    folder = _in_cache(name, environ, cache) / "snapshots"
     if folder.is_dir() and any(folder.glob("*/config.json")):
         return []
     return [Problem(what=f"HF_HUB_OFFLINE is set and the {role} is not in the cache", where=name,
                     found=f"nothing at {folder}", expected="a downloaded snapshot",
-                    todo=f"download it into {root}, or give a folder: --{role} /models/NAME")]
+                    todo=f"download it into {folder.parents[1]}, or give a folder: --{role} /models/NAME")]
+
+
+def _in_cache(name: str, environ: Mapping[str, str], cache: Path | None) -> Path:
+    """The folder of a hub name in the cache (huggingface_hub's layout)."""
+    root = Path(environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or cache or Path.home() /
+                                                    ".cache/huggingface") / "hub")
+    return root / f"models--{name.replace('/', '--')}"

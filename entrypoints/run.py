@@ -218,6 +218,7 @@ class Runner:
         seconds = plan.estimate(self.plan, start_seconds=ASSUMED_START, rate=ASSUMED_RATE)
         self.say(f"{len(self.plan['order'])} server starts at most; about {_duration(seconds)} if a start takes "
                  f"{ASSUMED_START:.0f} s and a stream makes {ASSUMED_RATE:.0f} tok/s (better after the first start)")
+        self._same_models()
         self.pulse.start()
         try:
             if not self.context.get("client_calibration"):
@@ -246,6 +247,22 @@ class Runner:
         finally:
             self.pulse.stop()
         self._end("complete", None)
+
+    def _models(self) -> dict[str, dict[str, str | None]]:
+        cache = Path(self.settings.cache) / "huggingface"
+        return {role: models.identity(name, self.environ, cache)
+                for role, name in (("model", self.settings.model), ("draft", self.settings.draft)) if name}
+
+    def _same_models(self) -> None:
+        """Which models these are, by content; a resumed run must have the same."""
+        now, before = self._models(), self.context["software"].get("models") or {}
+        wrong = [role for role, one in now.items() for key in ("sha256", "revision")
+                 if None not in (known := before.get(role, {}).get(key), one[key]) and known != one[key]]
+        if wrong:
+            raise BadConfig(Problem(what=f"the run cannot be resumed: {', '.join(wrong)} changed",
+                                    where=str(self.folder), found=str([now[role] for role in wrong]),
+                                    expected=str([before[role] for role in wrong]), todo="start a new run"))
+        self.context["software"]["models"] = now
 
     def _judge_flags(self) -> None:
         """Before anything starts: users' flags by the server's own parser, both arms by its own resolution."""
@@ -396,6 +413,7 @@ class Runner:
     # ------------------------------------------------------------------- end
 
     def _end(self, status: str, reason: str | None) -> None:
+        self.context["software"]["models"] = self._models()  # a hub name has a revision once it was downloaded
         self.context.update(status=status, abort_reason=reason, ended_at=_now())
         self._save_context()
 

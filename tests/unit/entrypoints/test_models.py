@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from entrypoints import models
 from entrypoints.models import problems
 
 TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "vocab_size": 2048}
@@ -75,3 +76,32 @@ def test_hub_names_are_checked_only_offline(tmp_path: Path) -> None:
     folder(tmp_path / "hub/models--org--model/snapshots/abc")
     assert said("org/model", "", **offline) == []
     assert said("org/model", "", HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path / "hub")) == []
+
+
+def test_models_are_told_apart_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same names, shapes and sizes, other training: the first and the last bytes of the weights differ."""
+    monkeypatch.setattr("entrypoints.models._WHOLE", 8)
+    monkeypatch.setattr("entrypoints.models._END", 4)
+    found = set()
+    for name, weights in (("a", b"headXXXXXXtail"), ("b", b"headXXXXXXtaiL"), ("c", b"Headxxxxxxtail")):
+        folder(tmp_path / name)
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        (tmp_path / name / ".cache").mkdir()
+        found.add(models.identity(str(tmp_path / name), {})["sha256"])
+    assert len(found) == 3
+    again = folder(tmp_path / "d")
+    (tmp_path / "d" / "model.safetensors").write_bytes(b"headXXXXXXtail")
+    assert models.identity(again, {}) == {"name": again, "sha256": models.identity(str(tmp_path / "a"), {})["sha256"],
+                                          "revision": None}
+    (tmp_path / "d" / "closed").symlink_to("/proc/self/mem")
+    (tmp_path / "d" / "notes.txt").touch()
+    assert models.identity(again, {})["sha256"] not in found
+
+
+def test_a_hub_name_has_the_revision_that_the_cache_has(tmp_path: Path) -> None:
+    assert models.identity("org/model", {}, tmp_path) == {"name": "org/model", "sha256": None, "revision": None}
+    refs = tmp_path / "hub" / "models--org--model" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("0123abc\n")
+    assert models.identity("org/model", {}, tmp_path)["revision"] == "0123abc"
+    assert models.identity("org/model", {"HF_HOME": str(tmp_path)})["revision"] == "0123abc"

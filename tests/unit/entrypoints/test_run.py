@@ -165,6 +165,15 @@ def test_a_run_stopped_by_the_deadline_resumes_and_keeps_what_it_had(bench: Benc
     assert partial["status"] == "aborted"
     assert partial["verdict"]["class"] == "invalid"
     kept = [block["index"] for block in partial["blocks"]]
+    refs = bench.folder / "cache" / "huggingface" / "hub" / "models--m" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("another")
+    context = records.document(bench.run_folder() / records.CONTEXT)
+    context["software"]["models"]["model"]["revision"] = "the first"
+    records.write(bench.run_folder() / records.CONTEXT, records.dump(context))
+    with pytest.raises(BadConfig, match="cannot be resumed: model changed"):
+        run.benchmark(bench.settings(resume=str(bench.run_folder())), built, environ={}, out=bench.out, err=bench.err)
+    (refs / "main").write_text("the first")
     run.benchmark(bench.settings(resume=str(bench.run_folder())), built, environ={}, out=bench.out, err=bench.err)
     result = bench.result()
     assert result["status"] == "complete"
