@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from entrypoints import contract, models
+from entrypoints import contract, jobs, models
 from entrypoints.command import server_argv
 from entrypoints.errors import CannotWrite, InputMissing, Problem, Unusable
 from entrypoints.host import Gpu, Host
@@ -55,8 +55,8 @@ def run(host: Host, image: Image, settings: Settings, environ: Mapping[str, str]
     """All findings, in the order in which problems should be solved; the image itself is looked at when `whole`."""
     gpus_needed = tensor_parallel(image, settings)
     return [*gpus(host, image, gpus_needed), *links(host, gpus_needed), *memory(host, gpus_needed),
-            *folders(settings, image), *model_files(settings, environ), *network(environ),
-            *(integrity(image) if whole else ())]
+            *compilers(host, image, environ), *folders(settings, image), *model_files(settings, environ),
+            *network(environ), *(integrity(image) if whole else ())]
 
 
 def before_start(findings: Sequence[Finding], *, measuring: bool) -> list[Finding]:
@@ -246,6 +246,19 @@ def model_files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Find
             if path:
                 kind = " ".join(models.config(Path(path)).get("architectures") or ["not looked at: on the hub"])
                 yield Finding(name, "ok", f"{path}: {kind}")
+
+
+def compilers(host: Host, image: Image, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Kernels that are compiled at the first start fit into the memory."""
+    if image.targets == ("cpu",):
+        return
+    wrong = jobs.too_many(environ, host.memory)
+    shown = ", ".join(f"{name}={environ[name]}" for name in (jobs.JOBS, *jobs.THREADS) if environ.get(name))
+    if wrong:
+        yield Finding("compilers", "warn", wrong, "4 GiB a thread", "leave both variables out: they are then "
+                      f"{jobs.JOBS}={jobs.jobs(host.cpus, host.memory)} and {jobs.THREADS[0]}=1")
+    else:
+        yield Finding("compilers", "ok", shown)
 
 
 def network(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from entrypoints import jobs
 from entrypoints.image import Flags, Image
 
 #: each cache variable of the server and its folder below the cache root
@@ -76,7 +77,8 @@ def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: 
 
     A variable that the caller has set wins over the profile and over our cache folders, except those that are about
     our own interpreter. Model files of the hub are the
-    same for every image and so lie beside the keyed folder, in `cache_root/huggingface`.
+    same for every image and so lie beside the keyed folder, in `cache_root/huggingface`. How many compilers may run at
+    once is added where nobody has said it.
     """
     keyed = cache_root / image.short_key
     environment = {variable: str(keyed / folder) for variable, folder in CACHES.items()}
@@ -85,4 +87,5 @@ def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: 
     environment.update(image.profile.environment)
     environment.update({name: value for name, value in environ.items()
                         if not name.startswith("ENTRYPOINT_") and name not in OUR_INTERPRETER})
+    environment.update(jobs.variables(environment))
     return environment

@@ -250,3 +250,16 @@ def test_memory_limits_of_both_cgroup_versions(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("2048\n")
     assert memory_limit(tmp_path, meminfo) == 2048
     assert memory_limit(tmp_path, tmp_path / "none") == 0
+
+
+def test_compilers_that_do_not_fit_are_warned_about(tmp_path: Path) -> None:
+    """2 jobs of 8 threads on 16 GB asked for about 48 GB (user-reports K1-6)."""
+    small = dataclasses.replace(BOX, cpus=4, memory=16 * GIB)
+    built = image(tmp_path, targets=["sm120"], cuda="13.0")
+    (wrong,) = check.compilers(small, built, {"MAX_JOBS": "2", "NVCC_THREADS": "8"})
+    assert (wrong.state, wrong.found) == ("warn", "MAX_JOBS=2, 8 threads each: about 64 GiB while kernels compile, "
+                                                  "with 16 GiB of memory")
+    assert "MAX_JOBS=4 and NVCC_THREADS=1" in wrong.remedy
+    (fine,) = check.compilers(small, built, {"MAX_JOBS": "4", "NVCC_THREADS": "1"})
+    assert (fine.state, fine.found) == ("ok", "MAX_JOBS=4, NVCC_THREADS=1")
+    assert not list(check.compilers(small, image(tmp_path, targets=["cpu"]), {"MAX_JOBS": "99"}))

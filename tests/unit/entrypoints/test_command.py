@@ -46,6 +46,7 @@ def test_caches_lie_under_the_image_key_and_the_caller_wins(tmp_path: Path) -> N
     assert found["PATH"] == "/bin"
     assert found["HF_HOME"] == "/cache/huggingface"
     assert "ENTRYPOINT_PAIRS" not in found
+    assert int(found["MAX_JOBS"]) >= 1
     keyed = [found[name] for name in CACHES if name != "TRITON_CACHE_DIR"]
     assert all(path.startswith("/cache/abababababababab/") for path in keyed)
     assert len(set(keyed)) == len(keyed)
