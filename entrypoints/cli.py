@@ -24,6 +24,7 @@ HELP = f"""entrypoint {__version__}: usage of this image
   docker run IMAGE plan [OPTIONS]      what benchmark would do, every setting with its source; starts nothing
   docker run IMAGE check [OPTIONS]     machine, models and image, before anything starts
   docker run IMAGE analyze DIR         verdict of a finished run, from its raw files
+  docker run IMAGE compare DIR DIR...  decode rates of runs of different images
   docker run IMAGE health              one line and 0 or 1, for HEALTHCHECK
   docker run IMAGE version             what is in this image
   docker run IMAGE COMMAND ...         any other first word is executed as given
@@ -160,6 +161,11 @@ def _analyze(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return run.analyze(Path(folders[0]), chosen)
 
 
+def _compare(words: Sequence[str], _environ: Mapping[str, str]) -> int:
+    from entrypoints import compare
+    return compare.main(words)
+
+
 def _check(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import check, command, host
     chosen = settings.resolve(words, environ, mode="check")
@@ -187,5 +193,5 @@ def _version(words: Sequence[str], _environ: Mapping[str, str]) -> int:
 
 
 MODES: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
-    "serve": _serve, "benchmark": _benchmark, "plan": _plan, "check": _check, "analyze": _analyze, "health": _health,
-    "version": _version}
+    "serve": _serve, "benchmark": _benchmark, "plan": _plan, "check": _check, "analyze": _analyze, "compare": _compare,
+    "health": _health, "version": _version}

@@ -188,15 +188,16 @@ def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return words[:cut], tuple(words[cut + 1:])
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of leaving with 2."""
 
     def error(self, message: str) -> typing.NoReturn:
+        """Raise `Usage`."""
         raise Usage(Problem(what=message, where=self.prog, todo=f"{self.prog} --help lists the options"))
 
 
 def _parser(mode: str, options: Iterable[Option]) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"entrypoint {mode}", allow_abbrev=False,
+    parser = Parser(prog=f"entrypoint {mode}", allow_abbrev=False,
                      description="Words after a lone -- are flags for the server.")
     parser.add_argument("--config", default=None, metavar="FILE", help="TOML file with these options")
     for one in options:
