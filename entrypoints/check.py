@@ -32,6 +32,8 @@ SHM_NEEDED = 1 * GIB
 SHM_WANTED = 16 * GIB
 MEMLOCK_WANTED = 64 * 2**20
 DISK_WANTED = 10 * GIB
+#: RTX PRO 6000 and RTX 5090 are x16 cards
+LANES = 16
 PATCH_ROOT = Path("/etc/buildctl/patches")
 
 
@@ -137,9 +139,15 @@ def gpus(host: Host, image: Image, needed: int) -> Iterator[Finding]:
     full = [one for one in host.gpus if one.memory_used > 0.05 * one.memory_total]
     yield Finding("gpu memory", "fail" if full else "ok",
                   "; ".join(f"GPU {one.index}: {one.memory_used / GIB:.1f} of {one.memory_total / GIB:.0f} GiB used"
-                            for one in full) or f"{min(one.memory_total for one in host.gpus) / GIB:.0f} GiB free each",
+                            for one in full) or _free(host.gpus),
                   "less than 5 % in use", "nvidia-smi on the host names who holds it; memory of a killed server comes "
                   "back within a minute" if full else "")
+
+
+def _free(cards: Sequence[Gpu]) -> str:
+    """The least free memory; a DGX Spark has none of its own."""
+    own = [one.memory_total - one.memory_used for one in cards if one.memory_total]
+    return f"{min(own) / GIB:.0f} GiB free each" if own else "the machine's own memory"
 
 
 def driver(host: Host, image: Image) -> Finding:
@@ -166,12 +174,16 @@ def links(host: Host, needed: int) -> Iterator[Finding]:
                   "avoids a hang at the first all-reduce" if blocked else "")
     far = {path for i, row in enumerate(host.topology) for path in row[i + 1:]}
     yield Finding("topology", "ok", ", ".join(sorted(far)) or "unknown")
-    narrow = [one for one in host.gpus if one.pcie_max[1] and one.pcie_now[1] < one.pcie_max[1]]
-    yield Finding("pcie link", "warn" if narrow else "ok",
-                  "; ".join(f"GPU {one.index}: x{one.pcie_now[1]} of x{one.pcie_max[1]}" for one in narrow)
-                  or f"gen {max(one.pcie_max[0] for one in host.gpus)} x{max(one.pcie_max[1] for one in host.gpus)}",
-                  "full width (the generation drops when idle, the width does not)",
-                  "reseat the card or its riser, look at the slot's bifurcation in the firmware" if narrow else "")
+    # NVML's maximum is that of card and slot together: a card in a narrow slot says x8 of x8
+    known = [one for one in host.gpus if one.pcie_max[1]]
+    slow = [one for one in known if min(one.pcie_now[1], one.pcie_max[1]) < LANES or one.pcie_max[0] < one.pcie_card]
+    yield Finding("pcie link", "warn" if slow or not known else "ok",
+                  "; ".join(f"GPU {one.index}: gen {one.pcie_max[0]} x{one.pcie_now[1]} of "
+                            f"gen {max(one.pcie_card, one.pcie_max[0])} x{LANES}" for one in slow)
+                  or (f"gen {min(one.pcie_max[0] for one in known)} x{LANES}" if known else "unknown"),
+                  f"x{LANES} at the card's own generation (which drops when idle, the width does not)",
+                  "reseat the card or its riser, look at the slot's generation and bifurcation in the firmware"
+                  if slow else "")
 
 
 def memory(host: Host, needed: int) -> Iterator[Finding]:

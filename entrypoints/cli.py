@@ -104,8 +104,7 @@ def _serve(words: Sequence[str], environ: Mapping[str, str]) -> int:
 def _benchmark(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import run
     chosen, image = settings.resolve(words, environ, mode="benchmark"), load()
-    if not chosen.resume:
-        _check_first(chosen, image, environ, measuring=True)
+    _check_first(chosen, image, environ, measuring=True)
     _validate_flags(chosen, image, environ)
     return run.benchmark(chosen, image)
 
@@ -146,7 +145,10 @@ def _check_first(chosen: settings.Settings, image: Image, environ: Mapping[str, 
         return
     from entrypoints import check, command, host
     environment = command.server_environment(image, environ, cache_root=Path(chosen.cache))
-    findings = check.run(host.read(), image, chosen, environment, whole=False)
+    if chosen.resume:  # models and flags are those of the run; GPU memory may still be held by what ended it
+        findings = list(check.gpus(host.read(), image, 0))
+    else:
+        findings = check.run(host.read(), image, chosen, environment, whole=False)
     for one in check.before_start(findings, measuring=measuring):
         print(f"entrypoint: {one.name}: {one.found}; {one.remedy}", file=sys.stderr)
 

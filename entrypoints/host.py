@@ -17,7 +17,10 @@ _UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. Bytes, watts; PCIe as (generation, lanes), now and at most; `processes` are pids that use it."""
+    """One GPU, by NVML's index. Bytes, watts; PCIe as (generation, lanes), now and at most; `processes` are pids that
+    use it. `pcie_max` is what card and slot can do together, `pcie_card` the generation of the card alone (0: unknown).
+    `memory_total` is 0 where the GPU has no memory of its own (DGX Spark).
+    """
 
     index: int
     name: str
@@ -26,6 +29,7 @@ class Gpu:
     memory_used: int
     pcie_now: tuple[int, int] = (0, 0)
     pcie_max: tuple[int, int] = (0, 0)
+    pcie_card: int = 0
     power_limit: float = 0.0
     processes: tuple[int, ...] = ()
 
@@ -77,11 +81,12 @@ def _gpus() -> dict[str, Any]:
         if library is None:
             present = any(Path("/dev").glob("nvidia[0-9]*"))
             return {"gpu_trouble": "a GPU device is there, but NVML does not answer" if present else ""}
-        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        cards = gpu.handles(library)
+        handles = [handle for _, handle in cards]
         cuda = int(library.nvmlSystemGetCudaDriverVersion())
         return {"driver": _text(library.nvmlSystemGetDriverVersion()),
                 "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-                "gpus": tuple(_gpu(library, index, handle) for index, handle in enumerate(handles)),
+                "gpus": tuple(_gpu(library, index, handle) for index, handle in cards),
                 "p2p": tuple(tuple(None if one is other else _peer(library, one, other) for other in handles)
                              for one in handles),
                 "topology": tuple(tuple("self" if one is other else _path(library, one, other) for other in handles)
@@ -89,7 +94,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _gpu(library: Any, index: int, handle: Any) -> Gpu:
-    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    total, used = gpu.memory(library, handle)
     major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
 
     def ask(name: str, default: Any) -> Any:
@@ -98,9 +103,10 @@ def _gpu(library: Any, index: int, handle: Any) -> Gpu:
         return default
 
     return Gpu(index=index, name=_text(library.nvmlDeviceGetName(handle)), capability=f"{major}.{minor}",
-               memory_total=int(memory.total), memory_used=int(memory.used),
+               memory_total=total, memory_used=used,
                pcie_now=(ask("nvmlDeviceGetCurrPcieLinkGeneration", 0), ask("nvmlDeviceGetCurrPcieLinkWidth", 0)),
                pcie_max=(ask("nvmlDeviceGetMaxPcieLinkGeneration", 0), ask("nvmlDeviceGetMaxPcieLinkWidth", 0)),
+               pcie_card=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", 0),
                power_limit=ask("nvmlDeviceGetEnforcedPowerLimit", 0) / 1000,
                processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())))
 

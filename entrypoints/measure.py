@@ -18,12 +18,12 @@ import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, prompts, telemetry, trace
 from entrypoints.command import CACHES
-from entrypoints.errors import Diagnosis, NotReady, Problem, ServerFault, Unusable
+from entrypoints.errors import Diagnosis, NotReady, ServerFault, Unusable
 from entrypoints.image import Patch
 from entrypoints.plan import Arm, flags_of, resolved
 from entrypoints.probe import NoAnswer
 from entrypoints.readiness import Expect, asked, differences, wait_ready
-from entrypoints.supervise import Launch, Server
+from entrypoints.supervise import Launch, Server, StopReport
 
 FLUSH_TRIES = 8
 FLUSH_PAUSE = 0.25
@@ -60,9 +60,13 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What came of a block: its record, the resolved arguments, the rendered prompts, and what ended it early."""
+    """What came of a block: its record, the resolved arguments, the rendered prompts, and what ended it early.
+
+    `remains` waits once more for what its server left behind.
+    """
 
     record: dict[str, Any]
+    remains: Callable[[], StopReport] = StopReport.nothing
     arguments: dict[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
     rendered_sha256: str = ""
@@ -109,15 +113,13 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         _telemetry(outcome, sampler, measuring, [one.pid for one in server.look()])
     except Unusable as error:
         outcome.fatal = error
-        causes.append(str(error.problems[0].found or error.problems[0].what).splitlines()[0])
+        said = str(error.problems[0].found or error.problems[0].what).splitlines()[0]
+        causes.append(said if said.startswith(error.kind) else f"{error.kind}: {said}")
         if isinstance(error, ServerFault):
             record["diagnosis"] = error.diagnosis.as_dict()
     finally:
-        report = server.stop()
-        record["stop"] = {"seconds": round(report.seconds, 3), "signals": list(report.signals),
-                          "clean": report.clean, "ports_free": not report.busy_ports,
-                          "survivors": [list(one) for one in report.survivors],
-                          "gpu_memory_released": report.gpu_released}
+        record["stop"] = server.stop().as_dict()
+        outcome.remains = server.remains
         record["t_end"] = round(time.perf_counter() - task.origin, 3)
     record["validity"]["ok"] = not causes
     return outcome
@@ -292,7 +294,7 @@ class _Measuring:
                 summary = trace.take(self.port, self.task.trace, version=self.version,
                                      gpu=self.task.plan["image"]["cuda"] is not None,
                                      api_key=self.task.api_key, while_waiting=self.server.check)
-            except NoAnswer as error:
+            except (NoAnswer, ServerFault) as error:  # the measurement is over, its numbers stand
                 self.say(f"no trace: {error}")
         spec = analyse.speculation(self.rows)
         return evidence.observe(evidence.Observation(
@@ -370,11 +372,3 @@ async def _flush(host: str, port: int, api_key: str) -> dict[str, Any]:
         await asyncio.sleep(FLUSH_PAUSE * attempt)
     return {"status": status, "ok": status == 200, "attempts": attempt, "message": message}
 
-
-def unclean(outcome: Outcome) -> Problem | None:
-    """What the next server start would suffer from, or None."""
-    stop = outcome.record["stop"]
-    if stop["clean"]:
-        return None
-    return Problem(what=f"the server of block {outcome.record['index']} did not go away", found=json.dumps(stop),
-                   expected="no process, port or GPU memory left", todo="end what is left and run again with --resume")

@@ -70,14 +70,20 @@ def is_same(one: Process) -> bool:
     return now is not None and now.start == one.start and now.alive
 
 
-def family(root: Process, seen: Iterable[Process], table: Mapping[int, Process]) -> dict[int, Process]:
-    """The process and its descendants: by parents, by its session, and those seen before that still are.
+def family(root: Process, seen: Iterable[Process], table: Mapping[int, Process],
+           others: Collection[int] = ()) -> dict[int, Process]:
+    """The process and its descendants: by parents, by its session, those seen before that still are, and orphans.
 
-    Orphans keep their session; one that also left the session is known from an earlier look. Zombies are included.
+    Orphans keep their session. One that also left the session is known from an earlier look; or it has become our child
+    (`adopt_orphans`) with a session that is neither ours nor one of `others`. Zombies are included.
     """
     members = {one.pid for one in (root, *seen) if (now := table.get(one.pid)) and now.start == one.start}
     if root.pid in members or root.pid not in table:  # else the number belongs to somebody else by now
         members |= {pid for pid, one in table.items() if one.session == root.pid}
+    mine = os.getpid()
+    known = {os.getsid(0), *others}
+    members |= {pid for pid, one in table.items()
+                if one.parent == mine and one.start >= root.start and one.session not in known}
     grown = True
     while grown:
         more = {pid for pid, one in table.items() if one.parent in members and pid not in members}
@@ -170,16 +176,31 @@ def shared_memory(pids: Iterable[int]) -> set[int]:
     return found
 
 
-def remove_segments(inodes: Collection[int]) -> list[str]:
-    """Delete the files in /dev/shm with these inodes; their names. SGLang leaves some behind when it is killed."""
-    removed = []
+def segments() -> dict[int, str]:
+    """Files in /dev/shm: inode to name."""
+    found = {}
     with contextlib.suppress(OSError), os.scandir(SHM) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.inode() in inodes:
-                    Path(entry.path).unlink()
-                    removed.append(entry.name)
-    return removed
+                found[entry.inode()] = entry.name
+    return found
+
+
+def remove_segments(inodes: Collection[int]) -> list[str]:
+    """Delete the files in /dev/shm with these inodes; the names of those that could not be deleted.
+
+    SGLang leaves some behind when it is killed. One that a living process still maps is in use: with `--ipc=host`
+    others may share it.
+    """
+    there = {inode: name for inode, name in segments().items() if inode in inodes} if inodes else {}
+    used = shared_memory(everyone()) if there else set()
+    stay = []
+    for name in (name for inode, name in there.items() if inode not in used):
+        try:
+            (SHM / name).unlink(missing_ok=True)
+        except OSError:
+            stay.append(name)
+    return sorted(stay)
 
 
 def activity(pids: Collection[int]) -> Activity:

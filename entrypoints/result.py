@@ -50,7 +50,7 @@ def assemble(folder: Path) -> dict[str, Any]:
         verdict["class"] = "invalid"
     elif verdict["class"] == "invalid":
         status = "invalid"
-    verdict["reasons"] += _crowded(plan, arguments)
+    verdict["reasons"] += _crowded(plan, arguments) + _afterwards(blocks)
     comparison = found["comparison"]
     verdict["headline"] = headline(verdict["class"], comparison[0] if comparison else {}, plan)
     verdict["wording_version"] = 1
@@ -84,6 +84,19 @@ def _crowded(plan: Mapping[str, Any], arguments: Mapping[str, Mapping[str, Any]]
     return [f"concurrency {point} is above the {limit_of} requests that {arm} runs at once"
             for arm, table in arguments.items() for point in plan["load_points"]
             if (limit_of := table.get("effective_max_running_requests_per_dp")) and point > limit_of]
+
+
+def _afterwards(blocks: list[dict[str, Any]]) -> list[str]:
+    """What happened to a server after its block was measured: that spoils the next start and not the numbers."""
+    found = []
+    for block in blocks:
+        stop = block["stop"] or {}
+        name = f"block {block['index']} ({block['arm']})"
+        if stop.get("before_stop") and block["validity"]["ok"]:
+            found.append(f"{name}: the server ended by itself after its last answer, exit status {stop['exit_code']}; "
+                         "what was measured before counts")
+        found += [f"{name}: {one['what']}: {one['found']}" for one in stop.get("left") or []]
+    return found
 
 
 def _limit(plan: Mapping[str, Any], context: Mapping[str, Any], requests: list[dict[str, Any]],

@@ -9,7 +9,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,7 +35,6 @@ from entrypoints.command import server_environment
 from entrypoints.errors import (
     VERDICT_CODES,
     BadConfig,
-    Busy,
     Deadline,
     EntrypointError,
     InputMissing,
@@ -46,7 +45,7 @@ from entrypoints.errors import (
 from entrypoints.image import Image
 from entrypoints.readiness import Expect, asked
 from entrypoints.settings import Settings
-from entrypoints.supervise import Launch, free_port
+from entrypoints.supervise import Launch, StopReport, free_port
 
 #: blocks that may be measured again for a cause, in a whole run
 RERUNS = 2
@@ -150,6 +149,7 @@ class Runner:
         self.begin = time.perf_counter()
         self.context: dict[str, Any] = {}
         self.rendered: dict[str, tuple[int, ...]] = {}
+        self.remains: Callable[[], StopReport] = StopReport.nothing
         if settings.resume:
             self.folder = Path(settings.resume)
             self.context = records.document(self.folder / records.CONTEXT)
@@ -240,6 +240,10 @@ class Runner:
             self._end("invalid", str(refusal.problems[0].what))
             self._try_publish()
             raise
+        except EntrypointError as error:
+            self._end("aborted", "; ".join(map(_short, error.problems)))
+            self._try_publish()
+            raise
         except BaseException as error:
             self._end("aborted", f"{type(error).__name__}: {error}".splitlines()[0])
             self._try_publish()
@@ -298,6 +302,7 @@ class Runner:
 
     def _block(self, index: int, slot: int, pair: int, name: str) -> tuple[dict[str, Any], bool]:
         arm = self.by_name[name]
+        self._require_clean()
         port = free_port()
         self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
         launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
@@ -317,12 +322,17 @@ class Runner:
         for sample in outcome.samples:
             records.append(self.folder / records.TELEMETRY, {"block": index, **sample})
         records.append(self.folder / records.BLOCKS, outcome.record)
-        if problem := measure.unclean(outcome):
-            raise Busy(problem)
+        self.remains = outcome.remains
+        for left in outcome.record["stop"]["left"]:
+            self.say(f"  {name}: {left['what']}: {left['found']}")
         failed = sum(one["errors"] for one in outcome.record["passes"])
         if failed:
             self.say(f"  {name}: {failed} requests failed")
         return outcome.record, outcome.fatal is not None or failed > 0
+
+    def _require_clean(self) -> None:
+        """What the last server left behind would spoil the next start: wait for it once more, then end the run."""
+        self.remains().require_clean()
 
     def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
         """Once for all server starts: the tokenizer does not change between them."""
@@ -430,6 +440,12 @@ class Runner:
         self.err.write(f"[{passed // 60:3}:{passed % 60:02}] {line}\n")
         self.err.flush()
         self.pulse.phase = line
+
+
+def _short(problem: Problem) -> str:
+    """One line of a report: where, what, found."""
+    found = problem.found.splitlines()[0] if problem.found else ""
+    return ": ".join(part for part in (problem.where, problem.what, found) if part)
 
 
 def _identity(argv: Sequence[str]) -> dict[str, Any]:

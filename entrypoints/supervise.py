@@ -26,12 +26,19 @@ from entrypoints.processes import Process
 
 #: SGLang names its processes; those it cannot live without begin so (Linux keeps 15 characters)
 REQUIRED_PREFIX = "sglang::"
+#: seconds without progress after which what a stopped server left behind counts as left
+PATIENCE = 60.0
 #: how long the log may go on talking after a death before we judge
 _LAST_WORDS = 1.0
-#: grace when we are being stopped ourselves
+#: grace when we are being stopped ourselves, and the wait after KILL then: docker gives 10 s in all
 _HURRIED_GRACE = 4.0
+_HURRIED_KILL = 2.0
 _ORPHAN_GRACE = 2.0
 _AFTER_KILL = 15.0
+#: GPU memory that came back in one look and counts as progress
+_RELEASED = 64 * 2**20
+#: sessions of the servers that this process has started: what else becomes our child was orphaned by one of them
+_sessions: set[int] = set()
 _PORTS = range(20000, 32000)  # below Linux's ephemeral range, so no client of ours takes one by chance
 
 
@@ -48,9 +55,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class StopReport:
-    """How a server went. `clean` when nothing is left: `survivors` are (pid, name), `busy_ports` still listen.
+    """How a server went. `clean` when nothing is left: `survivors` are (pid, name), `busy_ports` still listen,
+    `segments` are its files in /dev/shm.
 
-    `gpu_held_bytes` is memory above what was in use before the start, per GPU; empty without NVML.
+    `gpu_held_bytes` is memory above what was in use before the start, per GPU; empty without NVML. `gpu_holders` says
+    who uses each GPU, as far as NVML tells. `before_stop`: it had ended by itself, with this exit code.
     """
 
     seconds: float
@@ -58,7 +67,15 @@ class StopReport:
     exit_code: int | None
     survivors: tuple[tuple[int, str], ...] = ()
     busy_ports: tuple[int, ...] = ()
+    segments: tuple[str, ...] = ()
     gpu_held_bytes: tuple[int, ...] = ()
+    gpu_holders: tuple[str, ...] = ()
+    before_stop: bool = False
+
+    @classmethod
+    def nothing(cls) -> StopReport:
+        """Of a server that never ran."""
+        return cls(0.0, (), None)
 
     @property
     def gpu_released(self) -> bool:
@@ -67,32 +84,55 @@ class StopReport:
 
     @property
     def clean(self) -> bool:
-        """Whether no process, no listener and no GPU memory is left."""
-        return not self.survivors and not self.busy_ports and self.gpu_released
+        """Whether no process, listener, shared memory or GPU memory is left."""
+        return not self.problems()
+
+    def problems(self) -> list[Problem]:
+        """All that is left, each with who holds it and what to do."""
+        found = [Problem(what="a process of the stopped server is left", found=f"{name} (pid {pid})",
+                         expected="gone after KILL", todo="it waits in the kernel (GPU driver, file system): restart "
+                         "the container, then --resume")
+                 for pid, name in self.survivors]
+        found += [Problem(what=f"port {port} of the stopped server is still held",
+                          found=processes.holder(port) or "nobody any more", expected="nobody",
+                          todo="end that process, then --resume") for port in self.busy_ports]
+        if self.segments:
+            found.append(Problem(what="shared memory of the stopped server is left", where=str(processes.SHM),
+                                 found=", ".join(self.segments), expected="removed with its processes",
+                                 todo="remove these files, then --resume"))
+        found += [Problem(what="GPU memory not released", where=f"GPU {index}",
+                          found=f"{held / 2**30:.1f} GiB more than before the start, held by "
+                                f"{self.gpu_holders[index] if index < len(self.gpu_holders) else gpu.UNKNOWN}",
+                          expected="what was in use before the start",
+                          todo="nvidia-smi on the host names every process; end the holder or reset the GPU, "
+                               "then --resume")
+                  for index, held in enumerate(self.gpu_held_bytes) if held > gpu.TOLERANCE]
+        return found
 
     def require_clean(self) -> None:
         """Raise `Busy` naming all that is left."""
-        problems = [Problem(what="a process of the stopped server is left", found=f"{name} (pid {pid})",
-                            todo="its state is probably uninterruptible (GPU driver): restart the container")
-                    for pid, name in self.survivors]
-        problems += [Problem(what=f"port {port} of the stopped server is still held", found=processes.holder(port))
-                     for port in self.busy_ports]
-        problems += [Problem(what="GPU memory not released", where=f"GPU {index}", found=f"{held / 2**30:.1f} GiB held",
-                             expected="what was in use before the start",
-                             todo="nvidia-smi names who holds it; only own processes were stopped")
-                     for index, held in enumerate(self.gpu_held_bytes) if held > gpu.TOLERANCE]
-        if problems:
-            raise Busy(problems)
+        if found := self.problems():
+            raise Busy(found)
+
+    def as_dict(self) -> dict[str, object]:
+        """For the block's record."""
+        return {"seconds": round(self.seconds, 3), "signals": list(self.signals), "exit_code": self.exit_code,
+                "before_stop": self.before_stop, "clean": self.clean, "ports_free": not self.busy_ports,
+                "survivors": [list(one) for one in self.survivors], "segments": list(self.segments),
+                "gpu_memory_released": self.gpu_released, "gpu_held_bytes": list(self.gpu_held_bytes),
+                "left": [one.as_dict() for one in self.problems()]}
 
 
 class Server:
     """A supervised server. Use as a context manager: leaving stops the whole tree.
 
-    `version` is SGLang's, for the table of known failures; `memory` reads used bytes per GPU.
+    `version` is SGLang's, for the table of known failures; `memory` reads used bytes per GPU, `holders` who uses them;
+    `patience` is how many seconds nothing may change after a stop while something is left.
     """
 
     def __init__(self, launch: Launch, *, grace: float = 30.0, version: str = "", log: LogFile | None = None,
-                 memory: Callable[[], Sequence[int]] = gpu.used_memory, gpu_patience: float = 60.0) -> None:
+                 memory: Callable[[], Sequence[int]] = gpu.used_memory,
+                 holders: Callable[[], Sequence[str]] = gpu.holders, patience: float | None = None) -> None:
         self.launch = launch
         self.grace = grace
         self.version = version
@@ -100,7 +140,8 @@ class Server:
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.started = 0.0
         self._memory = memory
-        self._gpu_patience = gpu_patience
+        self._holders = holders
+        self._patience = PATIENCE if patience is None else patience
         self._gpu_before: Sequence[int] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._root: Process | None = None
@@ -108,6 +149,8 @@ class Server:
         self._ever: dict[tuple[int, int], Process] = {}
         self._required: dict[int, Process] = {}
         self._segments: set[int] = set()
+        self._ports: set[int] = set()
+        self._foreign_segments: frozenset[int] = frozenset()
         self._fds: dict[int, int] = {}
         self._poll = select.poll()
         self._settled = False
@@ -137,6 +180,7 @@ class Server:
         processes.adopt_orphans()
         self._oom_before = processes.oom_kills()
         self._gpu_before = tuple(self._memory())
+        self._foreign_segments = frozenset(processes.segments())
         try:
             with signals.held():  # a server that runs must be known, whatever interrupts us
                 self._launch()
@@ -161,6 +205,7 @@ class Server:
                                     todo="image.json's `python` names the interpreter")) from error
         self.started = time.monotonic()
         self._root = processes.read(self._process.pid)
+        _sessions.add(self._process.pid)
         self._watch(self._process.pid)
 
     def check(self) -> None:
@@ -200,14 +245,14 @@ class Server:
         """Read the process table anew: the living members of the tree."""
         if self._root is None:
             return ()
-        self._family = processes.family(self._root, self._ever.values(), processes.everyone())
+        self._family = processes.family(self._root, self._ever.values(), processes.everyone(), _sessions)
         for one in self._family.values():
             self._ever.setdefault((one.pid, one.start), one)
             if self._needs(one) and one.pid not in self._required:
                 self._required[one.pid] = one
                 self._watch(one.pid)
         living = [one for one in self._family.values() if one.alive]
-        self._segments |= processes.shared_memory(one.pid for one in living)
+        self._segments |= processes.shared_memory(one.pid for one in living) - self._foreign_segments
         return living
 
     @property
@@ -242,23 +287,25 @@ class Server:
                          exit_code=code, oom_kills=kills, tail=tail(lines), log=str(self.log.path))
 
     def stop(self, grace: float | None = None) -> StopReport:
-        """TERM to the first process, grace, KILL of own descendants only; then wait for ports and GPU memory.
+        """TERM to the first process, grace, KILL of own descendants only; then wait until nothing is left.
 
-        Idempotent; never raises for a dead server. When interrupted, it kills at once and passes the interruption on.
-        Without `grace`, a stop on the way out of an interruption is quick: docker waits 10 s in all by default.
+        Idempotent; never raises for a dead server or for what is left: that is in the report. When interrupted, it
+        kills at once and passes the interruption on. Without `grace`, a stop on the way out of an interruption is
+        quick: docker waits 10 s in all by default.
         """
         hurried = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         if grace is None:
             grace = min(self.grace, _HURRIED_GRACE) if hurried else self.grace
         if self._report or self._process is None:
-            return self._report or StopReport(0.0, (), None)
+            return self._report or StopReport.nothing()
         begin = time.monotonic()
-        ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
+        before_stop = self.exit_code is not None
+        self._ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
         sent: list[str] = []
         try:
-            self._end_tree(grace, sent)
+            self._end_tree(grace, sent, _HURRIED_KILL if hurried else _AFTER_KILL)
         except BaseException:
-            self._kill_tree(sent)
+            self._kill_tree(sent, _HURRIED_KILL)
             raise
         finally:
             for descriptor in self._fds:
@@ -269,14 +316,17 @@ class Server:
             self._forget_temporary()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        survivors = tuple((one.pid, one.name) for one in self.look())
-        if not survivors:
-            processes.remove_segments(self._segments)
-        self._report = StopReport(
-            seconds=time.monotonic() - begin, signals=tuple(sent), exit_code=self.exit_code, survivors=survivors,
-            busy_ports=tuple(sorted(ports & set(processes.listeners()))),
-            gpu_held_bytes=self._wait_for_gpu(min(self._gpu_patience, 2.0) if hurried else self._gpu_patience))
+        self._report = StopReport(0.0, tuple(sent), self.exit_code, before_stop=before_stop)
+        self._report = self._remains(0.0 if hurried else self._patience)
+        self._report = dataclasses.replace(self._report, seconds=time.monotonic() - begin)
         return self._report
+
+    def remains(self) -> StopReport:
+        """The report of a server that was stopped, after another wait for what it left behind."""
+        report = self.stop()
+        if not report.clean:
+            self._report = self._remains(self._patience)
+        return self._report or report
 
     def __enter__(self) -> Server:
         self.start()
@@ -319,7 +369,7 @@ class Server:
                                       "process-gone")
         return dataclasses.replace(diagnosis, missing=gone)
 
-    def _end_tree(self, grace: float, sent: list[str]) -> None:
+    def _end_tree(self, grace: float, sent: list[str], after_kill: float) -> None:
         """TERM, then KILL what is left after the grace time.
 
         Only the first process gets TERM: it ends its children in order. When it is dead already, they get it.
@@ -338,10 +388,10 @@ class Server:
             if self._death and self.exit_code is None:
                 break  # it is dying of itself and would take a minute over it
             time.sleep(0.05)
-        self._kill_tree(sent)
+        self._kill_tree(sent, after_kill)
 
-    def _kill_tree(self, sent: list[str]) -> None:
-        end = time.monotonic() + _AFTER_KILL
+    def _kill_tree(self, sent: list[str], seconds: float) -> None:
+        end = time.monotonic() + seconds
         while (living := self._living()) and time.monotonic() < end:
             for one in living:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -360,21 +410,44 @@ class Server:
                            if not one.alive and one.parent == mine and pid != self._process.pid)
         return living
 
-    def _wait_for_gpu(self, patience: float) -> tuple[int, ...]:
-        """Bytes still held per GPU after waiting for them; drivers take seconds to give memory back."""
-        if not self._gpu_before:
-            return ()
-        end = time.monotonic() + patience
-        while True:
-            held = tuple(max(0, now - before)
-                         for now, before in zip(self._memory(), self._gpu_before, strict=False))
-            if all(one <= gpu.TOLERANCE for one in held) or time.monotonic() >= end:
-                return held
-            time.sleep(0.5)
+    def _remains(self, patience: float) -> StopReport:
+        """What is left, after waiting for it as long as it gets less: drivers take seconds to give memory back.
+
+        Bounded: each further wait needs a process, a port or 64 MiB less than before.
+        """
+        assert self._report is not None
+        least, end = self._left(), time.monotonic() + patience
+        while not least.clean and time.monotonic() < end:
+            time.sleep(min(0.5, patience))
+            now = self._left()
+            if _less(now, least):
+                least, end = now, time.monotonic() + patience
+            elif now.clean:
+                return now
+        if least.gpu_released:
+            return least
+        return dataclasses.replace(least, gpu_holders=tuple(self._holders()))
+
+    def _left(self) -> StopReport:
+        """One look."""
+        assert self._report is not None
+        survivors = tuple((one.pid, one.name) for one in self._living())
+        return dataclasses.replace(
+            self._report, exit_code=self.exit_code, survivors=survivors,
+            busy_ports=tuple(sorted(self._ports & set(processes.listeners()))),
+            segments=() if survivors else tuple(processes.remove_segments(self._segments)),
+            gpu_held_bytes=tuple(max(0, now - before) for now, before in
+                                 zip(self._memory() if self._gpu_before else (), self._gpu_before, strict=False)))
 
     def _forget_temporary(self) -> None:
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _less(now: StopReport, before: StopReport) -> bool:
+    """Whether less is left than before, by enough to count."""
+    return (len(now.survivors) < len(before.survivors) or len(now.busy_ports) < len(before.busy_ports)
+            or sum(now.gpu_held_bytes) <= sum(before.gpu_held_bytes) - _RELEASED)
 
 
 _READ_LOG = "read the log; if it names no cause, start the same command by hand: `entrypoint plan` prints it"

@@ -67,9 +67,11 @@ def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: T
     choosing.say(f"sweep: {best} is the fastest with {table[0]['tok_s']:.1f} tok/s on its half of the prompts")
     baseline = next(iter(image.profile.arms))
     second = dataclasses.replace(settings, arm=(baseline, f"{best}={arms[best]}"), sweep=())
-    return run.Runner(image, second, environ, err, half=1, selection={
+    confirming = run.Runner(image, second, environ, err, half=1, selection={
         "folder": choosing.folder.name, "plan_sha256": choosing.plan["sha256"],
         "requests_sha256": records.file_digest(choosing.folder / records.REQUESTS), "table": table})
+    confirming.remains = choosing.remains
+    return confirming
 
 
 def ranking(folder: Path) -> list[dict[str, Any]]:

@@ -56,8 +56,7 @@ def _numa_nodes() -> int:
 def cards(library: Any) -> list[dict[str, Any]]:
     """One reading of every GPU; what a card does not answer is None. Watts, MHz, degrees C, bits, pids."""
     found = []
-    for index in range(library.nvmlDeviceGetCount()):
-        handle = library.nvmlDeviceGetHandleByIndex(index)
+    for _, handle in gpu.handles(library):
 
         def ask(name: str, *words: Any, handle: Any = handle) -> Any:
             with contextlib.suppress(Exception):

@@ -19,7 +19,8 @@ Script, all optional:
   orphan       true: one process of its own session that survives its parent
   ignore_term  true
   then         steps after the port is due, in order: ["after", s] | ["log", text] | ["exit", status] |
-               ["signal", name] | ["kill", worker index] | ["requests", n]: wait for n generations | ["hang"]
+               ["signal", name] | ["kill", worker index] | ["requests", n]: wait for n generations | ["hang"] |
+               ["escape"]: a process that leaves its session and its parent, listens on a port and ignores TERM
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -192,6 +194,20 @@ def worker(name: str, script: dict[str, Any]) -> int:
         time.sleep(3600)
 
 
+def escape() -> None:
+    """A daemon: no parent, no session in common with the server."""
+    middle = os.fork()
+    if middle == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with socket.create_server(("127.0.0.1", 0)):
+            while True:
+                time.sleep(3600)
+    os.waitpid(middle, 0)
+
+
 def play(state: State, workers: list[int]) -> None:
     """The steps of `then`."""
     for what, *rest in state.script.get("then", []):
@@ -208,6 +224,8 @@ def play(state: State, workers: list[int]) -> None:
             os.kill(os.getpid(), getattr(signal, rest[0]))
         elif what == "exit":
             os._exit(rest[0])
+        elif what == "escape":
+            escape()
         elif what == "hang":
             time.sleep(3600)
 

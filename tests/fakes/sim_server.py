@@ -10,8 +10,9 @@ Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens
 rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor];
 `warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
-`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after` measured requests;
-`length` factor.
+`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after`, `end_after` measured requests (it dies
+when one more comes; it ends once that many are answered); `last_words` lines and exit `status` of such a death;
+`stillborn`: it dies so before it listens; `length` factor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 TOKENS = 2000
 
@@ -72,6 +73,11 @@ class Sim:
         self.running = 0
         self.served = 0
         self.dice = random.Random(config.get("seed", 1) * 31 + self.number)
+
+    def die(self) -> NoReturn:
+        print("\n".join(self.arm.get("last_words", (
+            "Scheduler hit an exception: Traceback (most recent call last):", "RuntimeError: simulated"))), flush=True)
+        os._exit(self.arm.get("status", 3))
 
     def info(self) -> dict[str, Any]:
         state = {"effective_max_running_requests_per_dp": self.flags.get("max_running_requests", 48),
@@ -121,8 +127,7 @@ class Sim:
         self.seen[key] = len(prompt) - 1
         self.served += body["sampling_params"]["max_new_tokens"] >= 64  # neither the readiness probe nor the warm-up
         if self.served > self.arm.get("die_after", 10**9):
-            print("Scheduler hit an exception: Traceback (most recent call last):\nRuntimeError: simulated", flush=True)
-            os._exit(3)
+            self.die()
         if self.served > self.arm.get("error_after", 10**9):
             write({"error": {"message": "simulated", "code": 500}})
             write(None)
@@ -172,6 +177,10 @@ class Sim:
             body = json.loads(await reader.readexactly(length)) if length else {}
             await self.answer(method, path.partition("?")[0], body, writer)
             await writer.drain()
+            while self.served >= self.arm.get("end_after", 10**9) and not self.running:
+                await asyncio.sleep(0)
+                if not writer.transport.get_write_buffer_size():
+                    self.die()
         writer.close()
 
     async def answer(self, method: str, path: str, body: Any, writer: asyncio.StreamWriter) -> None:
@@ -218,6 +227,8 @@ async def main() -> None:
     sim = Sim(config, flags)
     for line in sim.arm.get("log", []):
         print(line, flush=True)
+    if sim.arm.get("stillborn"):
+        sim.die()
     server = await asyncio.start_server(sim.serve, "127.0.0.1", flags["port"])
     print("The server is fired up and ready to roll!", flush=True)
     async with server:

@@ -26,7 +26,8 @@ BOX = Host(cpus=128, memory=1024 * GIB, shm_total=64 * GIB, shm_free=64 * GIB, m
            driver="580.95.05", driver_cuda="13.0", p2p=PAIRS,
            topology=tuple(tuple("self" if i == j else "node" for j in range(8)) for i in range(8)),
            gpus=tuple(Gpu(index=n, name="NVIDIA RTX PRO 6000 Blackwell", capability="12.0", memory_total=96 * GIB,
-                          memory_used=0, pcie_now=(1, 16), pcie_max=(5, 16), power_limit=600) for n in range(8)))
+                          memory_used=0, pcie_now=(1, 16), pcie_max=(5, 16), pcie_card=5, power_limit=600)
+                      for n in range(8)))
 
 
 def image(tmp_path: Path, **changes: Any) -> Image:
@@ -87,7 +88,10 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
     (change(BOX, 2, memory_used=90 * GIB), "gpu memory", "fail", "GPU 2: 90.0 of 96 GiB used"),
     (dataclasses.replace(BOX, p2p=((None, False), (True, None))), "p2p", "warn", "no peer access for 1 of"),
     (dataclasses.replace(BOX, p2p=((None, None), (None, None))), "p2p", "warn", "unknown"),
-    (change(BOX, 5, pcie_now=(5, 8)), "pcie link", "warn", "GPU 5: x8 of x16"),
+    (change(BOX, 5, pcie_now=(5, 8)), "pcie link", "warn", "GPU 5: gen 5 x8 of gen 5 x16"),
+    # a narrow or old slot: NVML's maximum is that of card and slot together
+    (change(BOX, 5, pcie_now=(1, 8), pcie_max=(5, 8)), "pcie link", "warn", "GPU 5: gen 5 x8 of gen 5 x16"),
+    (change(BOX, 5, pcie_max=(4, 16)), "pcie link", "warn", "GPU 5: gen 4 x16 of gen 5 x16"),
     (dataclasses.replace(BOX, shm_total=64 * 2**20, shm_free=64 * 2**20), "shared memory", "fail", "64 MiB in all"),
     (dataclasses.replace(BOX, shm_free=100 * 2**20), "shared memory", "fail", "100 MiB free of 64 GiB"),
     (dataclasses.replace(BOX, shm_total=8 * GIB, shm_free=8 * GIB), "shared memory", "warn", "8.0 of 8.0 GiB"),
@@ -99,6 +103,16 @@ def test_a_bad_box_is_told_what_to_do(tmp_path: Path, host: Host, name: str, sta
     assert found in one.found
     assert one.remedy or name == "p2p"
     assert one.needed
+
+
+def test_what_a_card_does_not_say_is_no_failure(tmp_path: Path) -> None:
+    """A DGX Spark has no memory of its own, and NVML says no link."""
+    spark = dataclasses.replace(BOX.gpus[0], memory_total=0, pcie_now=(0, 0), pcie_max=(0, 0), pcie_card=0)
+    two = dataclasses.replace(BOX, gpus=(spark, dataclasses.replace(spark, index=1)))
+    found = states(two, tmp_path, "--", "--tp", "2")
+    assert (found["gpu memory"].state, found["gpu memory"].found) == ("ok", "the machine's own memory")
+    assert (found["pcie link"].state, found["pcie link"].found) == ("warn", "unknown")
+    assert states(BOX, tmp_path)["gpu memory"].found == "96 GiB free each"
 
 
 def test_shared_memory_of_one_gpu_is_a_note(tmp_path: Path) -> None:

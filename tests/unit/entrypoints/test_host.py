@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from typing import Any
@@ -29,7 +30,8 @@ def library(**changes: Any) -> types.ModuleType:
         "nvmlSystemGetDriverVersion": lambda: "580.95.05", "nvmlSystemGetCudaDriverVersion": lambda: 13020,
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda card: 5 if card == 0 else refuse(),
         "nvmlDeviceGetCurrPcieLinkWidth": lambda card: 16 if card == 0 else refuse(),
-        "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5, "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
+        "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5, "nvmlDeviceGetGpuMaxPcieLinkGeneration": lambda _: 5,
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
         "nvmlDeviceGetEnforcedPowerLimit": lambda _: 600000,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [types.SimpleNamespace(pid=7)],
         "NVML_P2P_CAPS_INDEX_READ": 0, "NVML_P2P_STATUS_OK": 0,
@@ -45,7 +47,7 @@ def test_two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     found = host.read()
     assert (found.driver, found.driver_cuda) == ("580.95.05", "13.2")
     first, second = found.gpus
-    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 600.0, (7,))
+    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 5, 600.0, (7,))
     assert second.pcie_now == (0, 0)
     assert found.p2p == ((None, True), (False, None))
     assert found.topology == (("self", "node"), ("unknown", "self"))
@@ -66,3 +68,35 @@ def test_no_library_and_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", module)
         assert gpu.used_memory() == ()
         assert host.read().gpus == ()
+
+
+@pytest.mark.parametrize(("visible", "indices"), [
+    ("", [0, 1]), ("1", [1]), ("1,0", [0, 1]), ("GPU-1b", [1]), ("GPU-0, 1", [0, 1]), ("MIG-7", [0, 1]), ("7", []),
+])
+def test_only_the_cards_that_cuda_may_use_count(monkeypatch: pytest.MonkeyPatch, visible: str,
+                                                indices: list[int]) -> None:
+    """NVML ignores CUDA_VISIBLE_DEVICES: a neighbour's memory on another card is none of ours."""
+    module = library(nvmlDeviceGetUUID=lambda card: b"GPU-0a" if card == 0 else "GPU-1b")
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [one.index for one in host.read().gpus] == indices
+    assert len(gpu.used_memory()) == len(gpu.holders()) == len(indices)
+
+
+def test_a_card_without_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DGX Spark: NVML refuses the question."""
+    def refuse(_: object) -> Any:
+        raise Refused
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetMemoryInfo=refuse))
+    assert gpu.used_memory() == (0, 0)
+    assert [one.memory_total for one in host.read().gpus] == [0, 0]
+
+
+def test_who_uses_a_card_as_far_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = {0: [types.SimpleNamespace(pid=os.getpid()), types.SimpleNamespace(pid=2**22 - 1)], 1: []}
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetComputeRunningProcesses=users.__getitem__))
+    first, second = gpu.holders()
+    assert f"(pid {os.getpid()}), pid {2**22 - 1} outside this container" in first
+    assert second == gpu.UNKNOWN
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu.holders() == ()

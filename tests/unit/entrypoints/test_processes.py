@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import subprocess
@@ -90,3 +91,27 @@ def test_kills_for_memory_in_both_cgroup_versions(tmp_path: Path) -> None:
 
 def test_becoming_the_parent_of_orphans() -> None:
     assert processes.adopt_orphans() is True
+
+
+def test_files_in_shared_memory_are_removed_unless_somebody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = processes.SHM / f"entrypoint-test-{os.getpid()}"
+    try:
+        with path.open("w+b") as file:
+            file.truncate(4096)
+            inode = path.stat().st_ino
+            assert processes.segments()[inode] == path.name
+            with mmap.mmap(file.fileno(), 4096):
+                assert processes.shared_memory([os.getpid()]) >= {inode}
+                assert processes.remove_segments([inode]) == []
+                assert path.exists()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            assert processes.remove_segments([inode]) == [path.name]
+        assert processes.remove_segments([inode]) == []
+        assert not path.exists()
+        assert processes.remove_segments([]) == []
+    finally:
+        path.unlink(missing_ok=True)

@@ -276,7 +276,7 @@ def test_gpu_memory_is_waited_for_and_its_absence_is_said(tmp_path: Path) -> Non
     assert one.stop().gpu_released
 
     full = iter([(2**30, 0)])
-    two = Server(launch(tmp_path, open=None), grace=2, memory=lambda: next(full, (91 * 2**30, 0)), gpu_patience=0)
+    two = Server(launch(tmp_path, open=None), grace=2, memory=lambda: next(full, (91 * 2**30, 0)), patience=0)
     with two:
         pass
     report = two.stop()
@@ -285,12 +285,86 @@ def test_gpu_memory_is_waited_for_and_its_absence_is_said(tmp_path: Path) -> Non
         report.require_clean()
 
 
+def test_gpu_memory_may_come_back_slowly_as_long_as_it_comes_back(tmp_path: Path) -> None:
+    """Bounded by progress: eight cards of 96 GiB may take longer than the patience for nothing at all."""
+    used = iter([0, *(left * 2**30 for left in range(9, 0, -1)), *[0] * 9])
+    one = Server(launch(tmp_path, open=None), grace=2, memory=lambda: (next(used),), patience=0.02)
+    with one:
+        pass
+    assert one.stop().clean
+
+
+def test_a_second_look_may_find_it_released(tmp_path: Path) -> None:
+    memory = [0]
+    one = Server(launch(tmp_path, open=None), grace=2, memory=lambda: tuple(memory), patience=0.0,
+                 holders=lambda: ("python (pid 7)",))
+    one.start()
+    memory[0] = 90 * 2**30
+    assert one.stop().problems()[0].found == "90.0 GiB more than before the start, held by python (pid 7)"
+    assert one.remains().gpu_held_bytes == (90 * 2**30,)
+    memory[0] = 0
+    assert one.remains().clean
+    assert one.remains() is one.stop()
+
+
+def test_a_daemon_that_left_session_and_parent_is_found_and_ended(tmp_path: Path) -> None:
+    """It was born after the last look and ignores TERM; only its adoption by us tells whose it is."""
+    def daemons() -> list[processes.Process]:
+        return [member for member in processes.everyone().values() if member.alive and member.parent == os.getpid()
+                and member.session not in {os.getsid(0), one.pid}]
+
+    with server(tmp_path, grace=0.3, then=[["requests", 1], ["escape"]]) as one:
+        ready(one)
+        end = time.monotonic() + 5
+        while not daemons() and time.monotonic() < end:
+            one.wait(0.02)
+        (daemon,) = daemons()
+        assert processes.listening_ports([daemon.pid])
+    report = one.stop()
+    assert report.clean, report
+    assert report.signals == ("TERM", "KILL")
+    assert not processes.is_same(daemon)
+
+
+def test_a_server_that_had_ended_before_the_stop_is_told_apart(tmp_path: Path) -> None:
+    with server(tmp_path, open=None, then=[["exit", 0]]) as one:
+        died(one)
+    assert one.stop().before_stop
+    assert one.stop().as_dict()["exit_code"] == 0
+    with server(tmp_path) as two:
+        ready(two)
+    assert not two.stop().before_stop
+
+
+def test_shared_memory_that_was_there_before_is_left_alone(tmp_path: Path) -> None:
+    """With --ipc=host others keep theirs there: what the server only uses is not its own."""
+    segment = Path(f"/dev/shm/entrypoint-test-foreign-{os.getpid()}")
+    segment.write_bytes(bytes(4096))
+    script = (f"import mmap, time; f = open({str(segment)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 4096); "
+              "print('mapped', flush=True); time.sleep(60)")
+    start = dataclasses.replace(launch(tmp_path), argv=(sys.executable, "-c", script))
+    try:
+        with Server(start, grace=5) as one:
+            while not one.log.lines:
+                one.wait(0.02)
+        assert one.stop().clean
+        assert segment.exists()
+    finally:
+        segment.unlink()
+
+
 def test_what_is_left_is_named() -> None:
-    report = StopReport(1.0, ("TERM", "KILL"), None, survivors=((7, "sglang::schedul"),), busy_ports=(1,))
+    report = StopReport(1.0, ("TERM", "KILL"), None, survivors=((7, "sglang::schedul"),), busy_ports=(1,),
+                        segments=("psm_1",), gpu_held_bytes=(0, 2**30))
     with pytest.raises(Busy) as caught:
         report.require_clean()
     assert "sglang::schedul (pid 7)" in str(caught.value)
     assert "port 1 " in str(caught.value)
+    assert "found:    psm_1" in str(caught.value)
+    assert "GPU 1: GPU memory not released" in str(caught.value)
+    assert "a process that NVML does not name here" in str(caught.value)
+    assert [one["what"] for one in report.as_dict()["left"]] == [  # type: ignore[attr-defined]
+        problem.what for problem in caught.value.problems]
 
 
 def test_check_is_cheap_once_the_server_is_ready(tmp_path: Path) -> None:

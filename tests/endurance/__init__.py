@@ -1,0 +1,1 @@
+"""Long runs: what shows only after many repetitions."""
