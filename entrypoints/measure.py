@@ -18,7 +18,7 @@ import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, prompts, telemetry, trace
 from entrypoints.command import CACHES
-from entrypoints.errors import Diagnosis, NotReady, ServerFault, Unusable
+from entrypoints.errors import Diagnosis, NotReady, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
 from entrypoints.plan import Arm, flags_of, resolved
 from entrypoints.probe import NoAnswer
@@ -62,7 +62,8 @@ class Task:
 class Outcome:
     """What came of a block: its record, the resolved arguments, the rendered prompts, and what ended it early.
 
-    `remains` waits once more for what its server left behind.
+    `remains` waits once more for what its server left behind. `interrupted`: a signal came while the server was being
+    stopped; the block was measured whole, so it is kept before the signal is obeyed.
     """
 
     record: dict[str, Any]
@@ -72,6 +73,7 @@ class Outcome:
     rendered_sha256: str = ""
     samples: list[telemetry.Sample] = field(default_factory=list)
     fatal: Unusable | None = None
+    interrupted: Terminated | None = None
 
 
 Save = Callable[[Mapping[str, Any]], None]
@@ -117,10 +119,18 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         causes.append(said if said.startswith(error.kind) else f"{error.kind}: {said}")
         if isinstance(error, ServerFault):
             record["diagnosis"] = error.diagnosis.as_dict()
-    finally:
-        record["stop"] = server.stop().as_dict()
-        outcome.remains = server.remains
-        record["t_end"] = round(time.perf_counter() - task.origin, 3)
+    except BaseException:
+        server.stop()
+        raise
+    try:
+        say("stopping")
+        report = server.stop()
+    except Terminated as stop:
+        outcome.interrupted = stop
+        report = server.stop(0)
+    record["stop"] = report.as_dict()
+    outcome.remains = server.remains
+    record["t_end"] = round(time.perf_counter() - task.origin, 3)
     record["validity"]["ok"] = not causes
     return outcome
 

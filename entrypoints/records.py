@@ -31,10 +31,12 @@ def write(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         spare.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             spare.unlink()
-        raise _cannot(path, error) from error
+        if isinstance(error, OSError):
+            raise _cannot(path, error) from error
+        raise
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

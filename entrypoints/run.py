@@ -28,6 +28,7 @@ from entrypoints import (
     report,
     resolve,
     result,
+    signals,
     telemetry,
 )
 from entrypoints.check import tensor_parallel
@@ -68,17 +69,15 @@ def benchmark(settings: Settings, image: Image, *, environ: Mapping[str, str] = 
         runner = sweep.confirm(settings, image, environ, err or sys.stderr)
     else:
         runner = Runner(image, settings, environ, err or sys.stderr)
-    runner.go()
-    return _finish(runner.folder, settings, out or sys.stdout)
+    return _report(runner.go(), runner.folder, settings, out or sys.stdout)
 
 
 def analyze(folder: Path, settings: Settings, *, out: TextIO | None = None) -> int:
     """Compute verdict and report again from the raw files of a run."""
-    return _finish(folder, settings, out or sys.stdout)
+    return _report(publish(folder), folder, settings, out or sys.stdout)
 
 
-def _finish(folder: Path, settings: Settings, out: TextIO) -> int:
-    found = publish(folder)
+def _report(found: Mapping[str, Any], folder: Path, settings: Settings, out: TextIO) -> int:
     out.write(records.dump(found) if settings.json else report.markdown(found))
     out.write("" if settings.json else f"\nFiles: {folder}\n")
     verdict = found["verdict"]["class"]
@@ -212,8 +211,8 @@ class Runner:
 
     # ------------------------------------------------------------------- run
 
-    def go(self) -> None:
-        """Measure until the plan is fulfilled or settled. Every way out leaves a readable folder."""
+    def go(self) -> dict[str, Any]:
+        """Measure until the plan is fulfilled or settled; the result. Every way out leaves a readable folder."""
         self.say(f"run {self.plan['run_id']}, plan {self.plan['sha256'][:12]}, results in {self.folder}")
         seconds = plan.estimate(self.plan, start_seconds=ASSUMED_START, rate=ASSUMED_RATE)
         self.say(f"{len(self.plan['order'])} server starts at most; about {_duration(seconds)} if a start takes "
@@ -250,7 +249,9 @@ class Runner:
             raise
         finally:
             self.pulse.stop()
-        self._end("complete", None)
+        with signals.held():  # the numbers are whole: a stop waits until they are written
+            self._end("complete", None)
+            return publish(self.folder)
 
     def _models(self) -> dict[str, dict[str, str | None]]:
         cache = Path(self.settings.cache) / "huggingface"
@@ -319,9 +320,12 @@ class Runner:
         outcome = measure.run(task, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
                               between=self._in_time)
-        for sample in outcome.samples:
-            records.append(self.folder / records.TELEMETRY, {"block": index, **sample})
-        records.append(self.folder / records.BLOCKS, outcome.record)
+        with signals.held():
+            for sample in outcome.samples:
+                records.append(self.folder / records.TELEMETRY, {"block": index, **sample})
+            records.append(self.folder / records.BLOCKS, outcome.record)
+        if outcome.interrupted:
+            raise outcome.interrupted
         self.remains = outcome.remains
         for left in outcome.record["stop"]["left"]:
             self.say(f"  {name}: {left['what']}: {left['found']}")

@@ -58,7 +58,6 @@ def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: T
     choosing = run.Runner(image, first, environ, err, half=0)
     choosing.say(f"sweep: {len(arms)} settings, one start each; the best is confirmed afterwards")
     choosing.go()
-    run.publish(choosing.folder)
     table = ranking(choosing.folder)
     if not table or table[0]["tok_s"] is None:
         raise Invalid(Problem(what="no setting of the sweep could be measured", where=str(choosing.folder),

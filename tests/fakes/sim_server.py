@@ -12,7 +12,7 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after`, `end_after` measured requests (it dies
 when one more comes; it ends once that many are answered); `last_words` lines and exit `status` of such a death;
-`stillborn`: it dies so before it listens; `length` factor.
+`stillborn`: it dies so before it listens; `ignore_term`; `length` factor.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -227,6 +228,8 @@ async def main() -> None:
     sim = Sim(config, flags)
     for line in sim.arm.get("log", []):
         print(line, flush=True)
+    if sim.arm.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sim.arm.get("stillborn"):
         sim.die()
     server = await asyncio.start_server(sim.serve, "127.0.0.1", flags["port"])

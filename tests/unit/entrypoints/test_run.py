@@ -207,7 +207,7 @@ except Terminated as stop:
 """
 
 
-def _start(bench: Bench, settings: Settings, built: image.Image) -> subprocess.Popen[str]:
+def start(bench: Bench, settings: Settings, built: image.Image) -> subprocess.Popen[str]:
     document = {"schema": 1, "image": built.image, "version": built.version, "stack": built.stack, "key": built.key,
                 "lock_sha256": built.lock_sha256, "targets": list(built.targets), "cuda": None,
                 "python": str(built.python), "packages": dict(built.packages), "patches": [], "trees": {},
@@ -221,7 +221,7 @@ def _start(bench: Bench, settings: Settings, built: image.Image) -> subprocess.P
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
 
 
-def _servers(bench: Bench) -> list[int]:
+def servers(bench: Bench) -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -244,7 +244,7 @@ def _end(runner: subprocess.Popen[str]) -> None:
 
 
 def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) -> None:
-    runner = _start(bench, bench.settings(pairs=4, passes=4), bench.image(BASE, SPEC))
+    runner = start(bench, bench.settings(pairs=4, passes=4), bench.image(BASE, SPEC))
     assert runner.stderr is not None
     for line in runner.stderr:
         if "block 2 of" in line:
@@ -255,7 +255,7 @@ def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) ->
     runner.send_signal(signal.SIGTERM)
     runner.communicate(timeout=20)
     assert runner.returncode == 143
-    assert _servers(bench) == []
+    assert servers(bench) == []
     result = bench.result()
     assert result["status"] == "aborted"
     assert "SIGTERM" in " ".join(result["verdict"]["invalid_causes"])
@@ -265,7 +265,7 @@ def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) ->
 @pytest.mark.parametrize("place", ["starting eagle3", "warm-up 2", "pass 1", "block 3 of", "after 1 pairs"])
 def test_a_killed_runner_leaves_a_readable_folder_that_resumes_to_its_end(bench: Bench, place: str) -> None:
     built = bench.image(BASE, SPEC)
-    runner = _start(bench, bench.settings(), built)
+    runner = start(bench, bench.settings(), built)
     assert runner.stderr is not None
     next(line for line in runner.stderr if place in line)
     _end(runner)

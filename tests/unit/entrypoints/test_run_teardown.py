@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import types
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from entrypoints import processes, records, run, supervise
-from entrypoints.errors import Busy
+from entrypoints import page, processes, records, run, signals, supervise
+from entrypoints.errors import Busy, Terminated
 from tests.unit.entrypoints.test_host import library
-from tests.unit.entrypoints.test_run import BASE, SPEC, VALID, Bench
+from tests.unit.entrypoints.test_run import BASE, SPEC, VALID, Bench, servers, start
 
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 GIB = 2**30
@@ -118,3 +119,37 @@ def test_a_server_that_ends_after_its_last_answer_has_been_measured(bench: Bench
     assert code in {0, 10, 11, 12}
     assert all(block["validity"]["ok"] for block in result["blocks"])
     assert "the server ended by itself after its last answer, exit status 0" in " ".join(result["verdict"]["reasons"])
+
+
+def test_a_stop_between_the_arms_keeps_the_block_just_measured(bench: Bench) -> None:
+    """The signal comes while its server is being stopped, which takes up to the grace time."""
+    built = bench.image(BASE | {"ignore_term": True}, SPEC | {"ignore_term": True})
+    runner = start(bench, bench.settings(pairs=1, grace_seconds=30.0), built)
+    assert runner.stderr is not None
+    next(line for line in runner.stderr if ": stopping" in line)
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=20)
+    assert runner.returncode == 143
+    assert servers(bench) == []
+    partial = bench.result()
+    assert partial["status"] == "aborted"
+    (block,) = partial["blocks"]
+    assert block["validity"]["ok"]
+    assert block["stop"]["signals"][-1] == "KILL"
+
+
+def test_a_stop_while_the_result_is_written_waits_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = page.page
+
+    def slow(found: dict[str, Any]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(found)
+
+    monkeypatch.setattr(page, "page", slow)
+    with pytest.raises(Terminated) as caught, signals.as_exceptions():
+        bench.go(BASE, SPEC, pairs=1)
+    assert caught.value.exit_code == 143
+    assert bench.result()["status"] == "complete"
+    assert {records.RESULT, records.REPORT, records.PAGE, records.METRICS} <= {
+        path.name for path in bench.run_folder().iterdir()}
+    assert not list(bench.run_folder().glob(".*"))
