@@ -55,7 +55,7 @@ def forget() -> None:
 
 
 def check() -> tuple[bool, str]:
-    """(healthy, one line why)."""
+    """(healthy, one line why). A server that still starts is not healthy: whoever waits for it wants answers."""
     try:
         state: Mapping[str, Any] = json.loads(state_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,4 +69,6 @@ def check() -> tuple[bool, str]:
         return answer.status == 200, f"/health on port {state['port']} says {answer.status}"
     if age > STALE:
         return False, f"no heartbeat for {age:.0f} s, last phase: {state['phase']}"
+    if state["mode"] == "serve" and state["phase"] == "starting":
+        return False, "serve: starting, not ready yet"
     return True, f"{state['mode']}: {state['phase']}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from entrypoints import contract, health, probe, processes
+from entrypoints import contract, health, models, probe, processes
 from entrypoints.errors import NotReady
 from entrypoints.probe import NoAnswer
 from entrypoints.supervise import Server
@@ -31,6 +31,8 @@ LOAD_BYTES, GROWTH_BYTES = 4 * 2**20, 32 * 2**20
 _PAUSE = 0.1
 #: our own questions show in the server's log: no progress of its own
 _OUR_QUESTIONS = re.compile(r'"(GET|POST) /(health|ready|model_info|server_info|get_server_info|generate)\S* HTTP')
+#: flags that name model files
+MODELS = ("model_path", "model", "speculative_draft_model_path", "speculative_draft_model", "tokenizer_path")
 T = TypeVar("T")
 _ELSEWHERE = re.compile(r"Uvicorn running on https?://\S+:(\d+)")
 
@@ -152,9 +154,7 @@ class _Watch:
                 self._moved = now
         if now - self._moved >= self.stall:
             self.fail(f"no progress for {self.stall:g} s while waiting until {self.awaited}: no log line, nothing "
-                      f"read, no memory growth{self._last_line()}",
-                      "all-reduce over PCIe is the usual place: try NCCL_P2P_DISABLE=1, then look at IOMMU/ACS; "
-                      "a longer --stall-seconds if the machine is just slow", "stalled")
+                      f"read, no memory growth{self._last_line()}", self._stall_remedy(), "stalled")
         if self.end and now >= self.end:
             self.fail(f"not ready before the time limit, still waiting until {self.awaited}{self._trouble()}",
                       "a longer --ready-seconds, or 0 for no limit as long as it moves", "start-deadline")
@@ -180,6 +180,15 @@ class _Watch:
             self._activity, self._seen = now, self.server.processes_seen
             return True
         return False
+
+    def _stall_remedy(self) -> str:
+        """A hub that accepts and never answers and a hung all-reduce look alike from here."""
+        said = asked(self.server.launch.argv)
+        remote = [str(said[name]) for name in MODELS if name in said and not models.is_local(str(said[name]))]
+        hub = (f"{' and '.join(remote)} may be waiting for the hub: give a folder, or HF_HUB_OFFLINE=1 with the files "
+               "in the cache; else " if remote else "")
+        return (f"{hub}all-reduce over PCIe is the usual place: try NCCL_P2P_DISABLE=1, then look at IOMMU/ACS; a "
+                "longer --stall-seconds if the machine is just slow")
 
     def _last_line(self) -> str:
         lines = [line for line in self.server.log.lines if not _OUR_QUESTIONS.search(line)]

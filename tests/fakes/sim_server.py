@@ -10,9 +10,9 @@ Keys of an arm (`eagle3` is the one with --speculative-algorithm): `rate` tokens
 rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, per start), `bimodal` [share, factor];
 `warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
-`log` lines; `tokenize` HTTP status; `error_after`, `die_after`, `hang_after`, `end_after` measured requests (it dies
-when one more comes; it ends once that many are answered); `last_words` lines and exit `status` of such a death;
-`stillborn`: it dies so before it listens; `ignore_term`; `length` factor.
+`log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
+`end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
+exit `status` of such a death; `stillborn`: it dies so before it listens; `ignore_term`; `length` factor.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Sim:
             self.factor *= other
         self.seen: dict[str, int] = {}
         self.asked: set[str] = set()
-        self.running = 0
-        self.served = 0
+        self.running = self.served = self.health_asked = 0
         self.dice = random.Random(config.get("seed", 1) * 31 + self.number)
 
     def die(self) -> NoReturn:
@@ -191,7 +190,9 @@ class Sim:
                          + data)
 
         if path in {"/ready", "/health"}:
-            plain(200, "")
+            answers = self.arm.get("health", [200])
+            plain(answers[min(self.health_asked, len(answers) - 1)], "")
+            self.health_asked += 1
         elif path == "/server_info":
             plain(200, self.info())
         elif path == "/v1/tokenize" and "tokenize" in self.arm:

@@ -98,6 +98,7 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
     (dataclasses.replace(BOX, memlock=8 * 2**20), "memlock", "warn", "8.0 MiB"),
 ])
 def test_a_bad_box_is_told_what_to_do(tmp_path: Path, host: Host, name: str, state: str, found: str) -> None:
+    """K6-6 among others: nearly full with old segments."""
     one = states(host, tmp_path, "--", "--tp", "8")[name]
     assert one.state == state
     assert found in one.found

@@ -50,7 +50,7 @@ def test_a_benchmark_is_healthy_while_it_beats(place: Path) -> None:
 def test_serving_asks_the_server(tmp_path: Path) -> None:
     with server(tmp_path) as one:
         wait_ready(one, Expect(MODEL), stall=10, mode="serve")
-        assert health.check() == (True, "serve: starting")
+        assert health.check() == (False, "serve: starting, not ready yet")
         health.beat("serving", "serve", port=one.launch.port)
         assert health.check() == (True, f"/health on port {one.launch.port} says 200")
     healthy, why = health.check()

@@ -36,6 +36,7 @@ def test_a_pair_that_fits(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:
+    """K6-5."""
     (tmp_path / "empty").mkdir()
     assert said(str(tmp_path / "none"), str(tmp_path / "empty")) == [
         "the model folder is not there", "the draft folder has no readable config.json"]
@@ -70,6 +71,7 @@ def test_a_draft_may_name_its_targets_width(tmp_path: Path) -> None:
 
 
 def test_hub_names_are_checked_only_offline(tmp_path: Path) -> None:
+    """K6-5."""
     assert said("org/model", "org/draft") == []
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     assert said("org/model", "", **offline) == ["HF_HUB_OFFLINE is set and the model is not in the cache"]

@@ -79,6 +79,7 @@ def test_an_older_server_has_no_ready_endpoint(tmp_path: Path) -> None:
 
 
 def test_not_before_health_although_the_models_are_listed(tmp_path: Path) -> None:
+    """K6-3 (a)."""
     with server(tmp_path, starting=1.0) as one:
         found = wait(one)
     assert found.seconds >= 1.0
@@ -94,6 +95,7 @@ def test_not_before_health_although_the_models_are_listed(tmp_path: Path) -> Non
     ("error", "The request was aborted"),
 ])
 def test_healthy_and_not_able_to_generate(tmp_path: Path, generate: str, trouble: str) -> None:
+    """K6-3 (b) and (e)."""
     error = fault(tmp_path, generate=generate)
     assert isinstance(error, NotReady)
     assert error.diagnosis.fault == "wrong-answers"
@@ -109,6 +111,7 @@ def test_a_silent_generation_ends_at_the_stall_limit(tmp_path: Path) -> None:
 
 
 def test_another_model_answers(tmp_path: Path) -> None:
+    """K6-4."""
     error = fault(tmp_path, model="/models/other")
     assert error.diagnosis.fault == "other-server"
     assert f"model: asked {MODEL}, server says /models/other" in error.diagnosis.cause
@@ -132,6 +135,7 @@ def test_a_dead_server_whose_port_somebody_else_answers(tmp_path: Path) -> None:
 
 
 def test_a_foreign_listener_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """K6-4."""
     with server(tmp_path, open=None) as one, foreign(one.launch.port), pytest.raises(NotReady) as caught:
         wait(one)
     assert caught.value.diagnosis.fault == "foreign-listener"
@@ -157,6 +161,7 @@ class foreign:
 
 
 def test_a_server_that_moved_to_another_port(tmp_path: Path) -> None:
+    """K6-4."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         other = probe.getsockname()[1]
@@ -176,6 +181,19 @@ def test_a_stall_names_the_last_line_and_the_usual_place(tmp_path: Path) -> None
     assert error.diagnosis.tail[-1].endswith(line)
 
 
+def test_a_hub_that_never_answers_ends_at_the_stall_limit_and_is_named(tmp_path: Path) -> None:
+    """K6-5: the server waits for a download; nothing of ours may wait with it for ever."""
+    quiet = server(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        fetch = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{hub.getsockname()[1]}/org/model')"
+        argv = (sys.executable, "-c", fetch, "--model-path", "org/model", "--speculative-draft-model-path", "/drafts/d")
+        with (Server(dataclasses.replace(quiet.launch, argv=argv), grace=1) as one,
+              pytest.raises(NotReady) as caught):
+            wait(one, stall=1.5)
+    assert caught.value.diagnosis.fault == "stalled"
+    assert caught.value.diagnosis.remedy.startswith("org/model may be waiting for the hub: give a folder")
+
+
 def test_spinning_is_no_progress(tmp_path: Path) -> None:
     """A hung all-reduce keeps the processor busy."""
     quiet = server(tmp_path)
@@ -186,6 +204,7 @@ def test_spinning_is_no_progress(tmp_path: Path) -> None:
 
 
 def test_a_slow_but_talking_start_is_not_killed(tmp_path: Path) -> None:
+    """K4-5: the other side of it."""
     lines = [[0.4, f"Loading safetensors checkpoint shards: {n}/6"] for n in range(6)]
     with server(tmp_path, log=lines) as one:
         assert wait(one, stall=1.5).seconds > 2.0
@@ -219,6 +238,7 @@ def test_the_time_limit_holds_though_it_moves(tmp_path: Path) -> None:
 
 
 def test_a_dead_child_ends_the_wait(tmp_path: Path) -> None:
+    """K6-2."""
     error = fault(tmp_path, starting=None, then=[["after", 0.5], ["kill", 0]])
     assert isinstance(error, ServerDied)
     assert error.diagnosis.missing

@@ -124,6 +124,7 @@ def test_a_run_that_cannot_count_is_invalid_and_says_why(bench: Bench, arm: dict
 @pytest.mark.parametrize("info", [
     {"internal": {"effective_max_running_requests_per_dp": 4096}}, {"mem_fraction_static_resolved": 0.7}])
 def test_arms_with_other_resolved_arguments_are_refused_by_name(bench: Bench, info: dict[str, Any]) -> None:
+    """K4-3."""
     with pytest.raises(Invalid) as caught:
         bench.go(BASE | {"info": info}, SPEC, pairs=1)
     key = next(iter(info.get("internal", info)))
@@ -244,6 +245,7 @@ def _end(runner: subprocess.Popen[str]) -> None:
 
 
 def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) -> None:
+    """K6-1."""
     runner = start(bench, bench.settings(pairs=4, passes=4), bench.image(BASE, SPEC))
     assert runner.stderr is not None
     for line in runner.stderr:

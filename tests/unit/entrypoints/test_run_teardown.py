@@ -121,8 +121,16 @@ def test_a_server_that_ends_after_its_last_answer_has_been_measured(bench: Bench
     assert "the server ended by itself after its last answer, exit status 0" in " ".join(result["verdict"]["reasons"])
 
 
+def test_a_server_that_calls_itself_sick_while_tokens_flow_is_measured(bench: Bench) -> None:
+    """K6-3 (d): a long prefill answers 503; nobody asks while it is measured, and answers are what counts."""
+    sick = {"health": [200, 503]}
+    code, result = bench.go(BASE | sick, SPEC | sick, pairs=1)
+    assert code != 13, result["verdict"]
+    assert all(block["validity"]["ok"] for block in result["blocks"])
+
+
 def test_a_stop_between_the_arms_keeps_the_block_just_measured(bench: Bench) -> None:
-    """The signal comes while its server is being stopped, which takes up to the grace time."""
+    """K6-1. The signal comes while its server is being stopped, which takes up to the grace time."""
     built = bench.image(BASE | {"ignore_term": True}, SPEC | {"ignore_term": True})
     runner = start(bench, bench.settings(pairs=1, grace_seconds=30.0), built)
     assert runner.stderr is not None

@@ -100,6 +100,7 @@ def serving(tmp_path: Path, *words: str, **script: Any) -> Container:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_it_serves_until_it_is_stopped(tmp_path: Path, number: int, code: int) -> None:
+    """K6-1: exit 143, and 130 for INT."""
     one = serving(tmp_path, grandchildren=5)
     one.until("ready after")
     health = subprocess.run([sys.executable, "-m", "entrypoints", "health"], env=one.environment, text=True,
@@ -112,6 +113,7 @@ def test_it_serves_until_it_is_stopped(tmp_path: Path, number: int, code: int) -
 
 
 def test_it_is_stopped_while_it_starts(tmp_path: Path) -> None:
+    """K6-1."""
     one = serving(tmp_path, open=None, log=["Load weight begin."])
     assert one.process.stdout
     assert "Load weight begin" in one.process.stdout.readline()
@@ -122,6 +124,7 @@ def test_it_is_stopped_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_child_that_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+    """K6-1."""
     one = Container(tmp_path, "serve", "--model", str(tmp_path / "model"), variables={"ENTRYPOINT_GRACE_SECONDS": "1"},
                     ignore_term=True, orphan=True)
     one.until("ready after")
@@ -169,6 +172,7 @@ def made(tmp_path: Path, *words: str, **changes: Any) -> tuple[str, ...]:
 
 
 def test_arms_of_the_profile(tmp_path: Path) -> None:
+    """K6-5: EAGLE-3 without a draft is refused."""
     assert "--speculative-algorithm" not in made(tmp_path, "--model", "/m")
     found = made(tmp_path, "--model", "/m", "--draft", "/d", "--serve-arm", "eagle3")
     assert found[found.index("--speculative-draft-model-path") + 1] == "/d"
@@ -196,6 +200,7 @@ def test_the_check_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """K6-5."""
     (tmp_path / "file").touch()
     with pytest.raises(CannotWrite, match="-v NAME:/cache"):
         serve.prepare_cache(tmp_path / "file" / "key")

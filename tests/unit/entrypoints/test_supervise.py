@@ -68,6 +68,7 @@ def test_a_whole_life_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_port_must_be_free_and_its_holder_is_left_alone(tmp_path: Path) -> None:
+    """K6-4."""
     start = launch(tmp_path)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", start.port))
@@ -94,6 +95,7 @@ def test_questions_before_the_start(tmp_path: Path, call: str) -> None:
 
 
 def test_a_child_that_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+    """K6-1."""
     one = server(tmp_path, grace=0.5, ignore_term=True, orphan=True)
     with one:
         ready(one)
@@ -137,6 +139,7 @@ def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path, neighbour: bool) -
 
 
 def test_only_own_processes_are_stopped(tmp_path: Path) -> None:
+    """K6-4."""
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         with server(tmp_path) as one:
@@ -154,6 +157,7 @@ def test_only_own_processes_are_stopped(tmp_path: Path) -> None:
     (139, "ended by signal SIGSEGV"),
 ])
 def test_an_exit_is_a_death_whatever_its_status(tmp_path: Path, status: int, cause: str) -> None:
+    """K6-2: 137 and 139 are named."""
     with server(tmp_path, then=[["exit", status]], open=None) as one:
         error = died(one)
     assert error.diagnosis.cause == cause
@@ -172,6 +176,7 @@ def test_a_signal_death_is_named(tmp_path: Path) -> None:
 
 def test_the_memory_killer_comes_before_what_the_log_says_of_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K6-2: the container's own counter."""
     kills = iter([4, 6])
     monkeypatch.setattr(processes, "oom_kills", lambda: next(kills, 6))
     line = "Subprocess scheduler_0 (pid=17) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
@@ -269,6 +274,7 @@ def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path) -> None:
 
 
 def test_gpu_memory_is_waited_for_and_its_absence_is_said(tmp_path: Path) -> None:
+    """K6-4."""
     used = iter([(2**30, 0), (90 * 2**30, 0), (2**30, 0)])
     one = Server(launch(tmp_path, open=None), grace=2, memory=lambda: next(used))
     with one:
