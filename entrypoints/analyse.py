@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from entrypoints import equivalence
+from entrypoints import equivalence, noise
 
 Array = NDArray[np.float64]
 Record = Mapping[str, Any]
@@ -30,6 +30,10 @@ GARBAGE_SHARE = 0.05
 #: sign-flip over more pairs than this is sampled instead of enumerated
 EXACT_PAIRS = 16
 SHORT_ANSWER = 256
+NO_FLOOR = "so few pairs give a verdict only against a noise floor of this machine, and none is kept"
+ABOVE_FLOOR = "the pairs differ by more than the noise floor of this machine explains: it is not as quiet as then"
+#: level of the test whether a run is noisier than the noise floor that it leans on
+NOISIER = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,26 @@ class Interval:
                 finite(math.exp(self.high)) if self.high < 700 else None]
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What the means of pairs are held against: their `own` spread, or with few pairs a noise floor, if there is one.
+
+    `floor` has `sd` (log ratio of one pair) and `df`, see `noise.points`.
+    """
+
+    own: bool = True
+    floor: Mapping[str, Any] | None = None
+
+
+OWN = Scale()
+
+
+def scale_of(plan: Record, concurrency: int) -> Scale:
+    """The scale that a plan laid down for one load point."""
+    floor = ((plan.get("noise_floor") or {}).get("points") or {}).get(str(concurrency))
+    return Scale(own=plan.get("interval_from", "pairs") == "pairs", floor=floor)
+
+
 def finite(value: float, digits: int = 6) -> float | None:
     """The value rounded, or None when it is not finite: JSON knows no NaN."""
     return round(float(value), digits) if math.isfinite(value) else None
@@ -61,6 +85,21 @@ def t_interval(values: Array, alpha: float = 0.05) -> Interval:
         return Interval(mean, mean, mean, values.size - 1.0)
     found = stats.ttest_1samp(values, 0.0).confidence_interval(1 - alpha)
     return Interval(mean, float(found.low), float(found.high), values.size - 1.0)
+
+
+def floor_interval(values: Array, floor: Mapping[str, Any], alpha: float = 0.05) -> Interval:
+    """Two-sided t interval of the mean with the deviation of a pair from a noise floor (`noise.points`)."""
+    mean, unit = float(np.mean(values)), floor["sd"] / math.sqrt(values.size)
+    half = float(stats.t.ppf(1 - alpha / 2, floor["df"])) * unit
+    return Interval(mean, mean - half, mean + half, float(floor["df"]))
+
+
+def above_floor(values: Array, floor: Mapping[str, Any]) -> bool:
+    """Whether the pairs differ among themselves by more than the noise floor explains (F test at 1 percent)."""
+    if values.size < 2 or not floor["sd"]:
+        return bool(values.size > 1 and float(np.ptp(values)) > 0)
+    found = float(np.var(values, ddof=1)) / floor["sd"] ** 2
+    return float(stats.f.sf(found, values.size - 1, floor["df"])) < NOISIER
 
 
 def general_interval(table: Array, alpha: float = 0.05) -> Interval:
@@ -85,6 +124,14 @@ def p_t(values: Array) -> float | None:
     return finite(float(stats.ttest_1samp(values, 0.0).pvalue))
 
 
+def p_floor(values: Array, floor: Mapping[str, Any]) -> float | None:
+    """p value of the mean against zero, with the deviation of a noise floor."""
+    if not floor["sd"]:
+        return None
+    found = abs(float(np.mean(values))) * math.sqrt(values.size) / floor["sd"]
+    return finite(2 * float(stats.t.sf(found, floor["df"])))
+
+
 def p_signflip(values: Array, seed: int) -> float | None:
     """Exact sign-flip p value; sampled with a seed above 16 pairs."""
     if values.size < 2:
@@ -102,27 +149,31 @@ def p_mannwhitney(one: Array, other: Array) -> float | None:
     return finite(float(stats.mannwhitneyu(one, other, method="exact").pvalue))
 
 
-def power(effect: float, sd: float, pairs: int, alpha: float = 0.05) -> float:
-    """Probability to find a true log ratio `effect` with `pairs` pairs whose means have standard deviation `sd`."""
-    limit = float(stats.t.ppf(1 - alpha / 2, pairs - 1))
+def power(effect: float, sd: float, pairs: int, alpha: float = 0.05, df: float = 0.0) -> float:
+    """Probability to find a true log ratio `effect` with `pairs` pairs whose means have standard deviation `sd`.
+
+    `df` are the degrees of freedom of `sd` where they are not those of the pairs.
+    """
+    df = df or pairs - 1
+    limit = float(stats.t.ppf(1 - alpha / 2, df))
     shift = abs(effect) * math.sqrt(pairs) / sd
-    if shift > 30 and pairs > 2:  # scipy's noncentral t loses its digits there
+    if shift > 30 and df > 1:  # scipy's noncentral t loses its digits there
         return 1.0
-    wrong_side = float(stats.nct.cdf(-limit, pairs - 1, shift)) if shift < 4 else 0.0  # tiny, and NaN further out
-    return float(stats.nct.sf(limit, pairs - 1, shift)) + wrong_side
+    wrong_side = float(stats.nct.cdf(-limit, df, shift)) if shift < 4 else 0.0  # tiny, and NaN further out
+    return float(stats.nct.sf(limit, df, shift)) + wrong_side
 
 
-def detectable(sd: float, pairs: int, alpha: float = 0.05, wanted: float = POWER) -> float | None:
+def detectable(sd: float, pairs: int, alpha: float = 0.05, wanted: float = POWER, df: float = 0.0) -> float | None:
     """Smallest true log ratio that is found with probability `wanted` (noncentral t)."""
-    if pairs < 2 or not math.isfinite(sd):
+    if (pairs < 2 and not df) or not math.isfinite(sd):
         return None
     if sd == 0:
         return 0.0
     unit = sd / math.sqrt(pairs)
     high = 1.0
-    while power(high * unit, sd, pairs, alpha) < wanted:
+    while power(high * unit, sd, pairs, alpha, df) < wanted:
         high *= 2
-    root = optimize.brentq(lambda shift: power(shift * unit, sd, pairs, alpha) - wanted, 1e-6, high)
+    root = optimize.brentq(lambda shift: power(shift * unit, sd, pairs, alpha, df) - wanted, 1e-6, high)
     return float(root) * unit
 
 
@@ -148,6 +199,19 @@ def classify(interval: Interval, margin: float) -> str:
     if interval.high < 0:
         return "loss"
     return "inconclusive"
+
+
+def judge(means: Array, alpha: float, margin: float, scale: Scale) -> tuple[Interval, str, list[str]]:
+    """Interval, verdict and remarks for the pair means of one comparison."""
+    if scale.own:
+        interval = t_interval(means, alpha)
+        return interval, classify(interval, margin), []
+    if scale.floor is None:
+        return t_interval(means, alpha), "inconclusive", [NO_FLOOR]
+    interval = floor_interval(means, scale.floor, alpha)
+    if above_floor(means, scale.floor):
+        return interval, "inconclusive", [ABOVE_FLOOR]
+    return interval, classify(interval, margin), []
 
 
 def outliers(rows: Sequence[Record]) -> set[int]:
@@ -201,7 +265,7 @@ def paired(base: Iterable[Record], candidate: Iterable[Record]) -> tuple[list[in
 
 
 def comparison(base: Sequence[Record], candidate: Sequence[Record], *, names: tuple[str, str], concurrency: int,
-               margin: float, alpha: float, seed: int) -> dict[str, Any]:
+               margin: float, alpha: float, seed: int, scale: Scale = OWN) -> dict[str, Any]:
     """One comparison at one load point: ratio, intervals, tests, noise, and what more data would do."""
     pairs, prompts, table, here, there = paired(base, candidate)
     result: dict[str, Any] = {
@@ -210,16 +274,19 @@ def comparison(base: Sequence[Record], candidate: Sequence[Record], *, names: tu
     if not table.size:
         return {**result, "ratio": None, "flags": ["no pair in which both arms answered"]}
     means = table.mean(axis=1)
-    main, main95 = t_interval(means, alpha), t_interval(means)
-    sd = float(np.std(means, ddof=1)) if means.size > 1 else math.nan
-    found = detectable(sd, means.size, alpha)
-    verdict = classify(main, margin)
+    main, verdict, flags = judge(means, alpha, margin, scale)
+    main95 = judge(means, 0.05, margin, scale)[0]
+    floor = None if scale.own else scale.floor
+    sd, df = (floor["sd"], floor["df"]) if floor else (float(np.std(means, ddof=1)) if means.size > 1 else math.nan, 0)
+    found = detectable(sd, means.size, alpha, df=df)
     strata = {row["prompt_id"]: row["stratum"] for row in base}
     need = pairs_needed(main.mean, sd, margin, alpha) if verdict == "inconclusive" and math.isfinite(sd) else None
     result.update(
         ratio=finite(math.exp(main.mean)), ci=main.ratio(), ci95_pack=main95.ratio(),
         ci95_general=general_interval(table).ratio(), pair_ids=pairs,
-        pair_log_ratios=[finite(float(value)) for value in means], df=main.df, p_t=p_t(means),
+        pair_log_ratios=[finite(float(value)) for value in means], df=main.df,
+        p_t=p_floor(means, floor) if floor else p_t(means), flags=flags,
+        interval_from="noise floor" if floor else "pairs",
         p_signflip=p_signflip(means, seed), p_mannwhitney=p_mannwhitney(there.mean(axis=1), here.mean(axis=1)),
         mde_pct=None if found is None else finite(100 * math.expm1(found), 3),
         restart_cv={names[0]: _cv(here), names[1]: _cv(there)}, verdict=verdict,
@@ -442,23 +509,25 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     alpha = plan["alpha_per_look"]
     table: list[dict[str, Any]] = []
     first = plan["primary_endpoint"]["candidate"]
+    controls = [arm["name"] for arm in plan["arms"] if arm.get("control")]
     for candidate in sorted(names[1:], key=lambda name: name != first):
         for point in plan["load_points"]:
             sides = [[row for row in kept if row["arm"] == name and row["concurrency"] == point]
                      for name in (names[0], candidate)]
+            scale = OWN if candidate in controls else scale_of(plan, point)
             table.append(comparison(sides[0], sides[1], names=(names[0], candidate), concurrency=point,
-                                    margin=plan["margin"], alpha=alpha, seed=plan["order_seed"]))
-    controls = [arm["name"] for arm in plan["arms"] if arm.get("control")]
-    _secondary([one for one in table[1:] if one["candidate"] not in controls], plan["margin"], alpha)
+                                    margin=plan["margin"], alpha=alpha, seed=plan["order_seed"], scale=scale))
+    _secondary([one for one in table[1:] if one["candidate"] not in controls], plan, alpha)
     primary = table[0] if table else {"verdict": "inconclusive", "ratio": None}
     judged = [one for block in blocks for one in block.get("ties") or []]
     limit = equivalence.TIE_GAP_QUANTISED if quantised else equivalence.TIE_GAP
     same = _equivalence(rows, (names[0], first), plan, lossy, equivalence.ties(judged, limit))
     causes, notes = gates(plan, blocks, rows, evidence=evidence, same=same, arms_diff=arms_diff or {})
-    noise = _noise(table, controls)
-    if noise["significant"]:
-        causes.append(f"the control arm differs from the baseline by {noise['aa_ratio']:.3f}: this machine is not "
-                      "quiet enough")
+    floor = _noise(table, controls, plan)
+    if floor["significant"]:
+        causes.append(f"the control arm differs from the baseline by a factor of {floor['aa_ratio']:.4f}: this machine "
+                      "is not quiet enough")
+    notes += primary.get("flags") or []
     flagged = _without_outliers(kept, plan, primary, notes)
     verdict = "invalid" if causes else primary["verdict"]
     if verdict in {"win", "loss", "equivalent"} and flagged["verdict"] != verdict:
@@ -470,16 +539,16 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
                 for block in blocks if not block["validity"]["ok"]]
     return {
         "comparison": table, "arms": arms, "equivalence": same, "outliers": flagged,
-        "noise_floor": noise, "break_even": _break_even(arms, (names[0], first), plan["load_points"][0]),
+        "noise_floor": floor, "break_even": _break_even(arms, (names[0], first), plan["load_points"][0]),
         "verdict": {"class": verdict, "reasons": notes, "invalid_causes": causes, "excluded_blocks": excluded}}
 
 
-def _secondary(table: Sequence[dict[str, Any]], margin: float, alpha: float) -> None:
+def _secondary(table: Sequence[dict[str, Any]], plan: Record, alpha: float) -> None:
     for one, level in zip(table, holm(table, alpha), strict=True):
         logs = np.array(one.get("pair_log_ratios") or [], dtype=np.float64)
         if logs.size:
-            interval = t_interval(logs, level)
-            one.update(alpha_used=level, ci=interval.ratio(), verdict=classify(interval, margin))
+            interval, verdict, _ = judge(logs, level, plan["margin"], scale_of(plan, one["concurrency"]))
+            one.update(alpha_used=level, ci=interval.ratio(), verdict=verdict)
 
 
 def _equivalence(rows: Sequence[Record], names: Sequence[str], plan: Record,
@@ -502,19 +571,32 @@ def _without_outliers(rows: Sequence[Record], plan: Record, primary: Mapping[str
         names = (primary["baseline"], primary["candidate"])
         again = comparison([row for row in clean if row["arm"] == names[0]],
                            [row for row in clean if row["arm"] == names[1]], names=names, concurrency=point,
-                           margin=plan["margin"], alpha=primary["alpha_used"], seed=plan["order_seed"])
+                           margin=plan["margin"], alpha=primary["alpha_used"], seed=plan["order_seed"],
+                           scale=scale_of(plan, point))
         verdict, ratio = again["verdict"], again["ratio"]
         notes.append(f"{len(far)} of {len(mine)} requests are far from the others of their arm and prompt; kept")
     return {"requests": len(far), "verdict": verdict, "ratio": ratio}
 
 
-def _noise(table: Sequence[Mapping[str, Any]], controls: Sequence[str]) -> dict[str, Any]:
-    """Restart-to-restart variation, and the ratio of baseline against itself when there is a control arm."""
-    control = next((one for one in table if one["candidate"] in controls and one["ratio"]), None)
-    return {"source": "control arm" if control else "restarts of this run",
-            "restart_cv": table[0].get("restart_cv") if table else None,
-            "aa_ratio": control and control["ratio"], "aa_ci": control and control["ci"],
-            "significant": bool(control and control["verdict"] in {"win", "loss"})}
+def _noise(table: Sequence[Mapping[str, Any]], controls: Sequence[str], plan: Record) -> dict[str, Any]:
+    """How much the baseline differs from itself: by a control arm of this run, or as an earlier run found it."""
+    found: dict[str, Any] = {
+        "source": "restarts of this run", "restart_cv": table[0].get("restart_cv") if table else None,
+        "aa_ratio": None, "aa_ci": None, "pair_sd": None, "pairs": None, "measured_at": None, "age_days": None,
+        "run_id": None, "significant": False}
+    here = [one for one in table if one["candidate"] in controls and one["ratio"]]
+    kept = plan.get("noise_floor")
+    if here:
+        points = noise.points(here, here[0]["candidate"])
+        first = points.get(str(here[0]["concurrency"]), {})
+        found.update(source="control arm", aa_ratio=here[0]["ratio"], aa_ci=here[0]["ci"], pair_sd=first.get("sd"),
+                     pairs=here[0]["pairs"], significant=here[0]["verdict"] in {"win", "loss"})
+    elif kept:
+        first = kept["points"].get(str(plan["load_points"][0]), {})
+        found.update(source="kept from an earlier run", aa_ratio=first.get("ratio"), aa_ci=first.get("ci"),
+                     pair_sd=first.get("sd"), pairs=first.get("df"), measured_at=kept["measured_at"],
+                     age_days=kept["age_days"], run_id=kept["run_id"])
+    return found
 
 
 def _break_even(arms: Mapping[str, Any], names: Sequence[str], point: int) -> dict[str, Any] | None:

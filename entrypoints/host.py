@@ -32,6 +32,7 @@ class Gpu:
     pcie_card: int = 0
     power_limit: float = 0.0
     processes: tuple[int, ...] = ()
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def _gpu(library: Any, index: int, handle: Any) -> Gpu:
                pcie_now=(ask("nvmlDeviceGetCurrPcieLinkGeneration", 0), ask("nvmlDeviceGetCurrPcieLinkWidth", 0)),
                pcie_max=(ask("nvmlDeviceGetMaxPcieLinkGeneration", 0), ask("nvmlDeviceGetMaxPcieLinkWidth", 0)),
                pcie_card=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", 0),
-               power_limit=ask("nvmlDeviceGetEnforcedPowerLimit", 0) / 1000,
+               power_limit=ask("nvmlDeviceGetEnforcedPowerLimit", 0) / 1000, uuid=_text(ask("nvmlDeviceGetUUID", "")),
                processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())))
 
 

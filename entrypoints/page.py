@@ -160,7 +160,9 @@ def _comparison(result: Result) -> str:
     head, rows = report.comparison_rows(result)
     text = _table(head, rows)
     strata_head, strata = report.strata_rows(result)
-    return text + (_table(strata_head, strata) if strata else "")
+    text += _table(strata_head, strata) if strata else ""
+    floor = report.noise_floor(result)
+    return text + (f"<p>{_plain(floor)}</p>" if floor else "")
 
 
 def _evidence(result: Result) -> str:

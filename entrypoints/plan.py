@@ -17,6 +17,7 @@ import numpy as np
 from entrypoints.command import given_flags, server_argv
 from entrypoints.errors import BadConfig, Invalid, Problem, Usage
 from entrypoints.image import Flags, Image, Scalar
+from entrypoints.noise import CONTROL, CONTROL_PAIRS, FEW_PAIRS
 from entrypoints.prompts import Pack
 from entrypoints.settings import Settings
 
@@ -115,6 +116,17 @@ def arms(image: Image, settings: Settings) -> tuple[Arm, ...]:
                                 todo="name the EAGLE-3 draft of this model with --draft or ENTRYPOINT_DRAFT"))
     check_arms(made)
     return tuple(made)
+
+
+def with_control(made: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms and, when none of them is one yet, a control: the baseline's command line again."""
+    if any(_same(arm, made[0]) for arm in made):
+        return tuple(made)
+    if any(arm.name == CONTROL for arm in made):
+        raise Usage(Problem(what=f"an arm called {CONTROL} that is none", where="--arm",
+                            expected=f"{CONTROL} has the baseline's flags",
+                            todo="give the arm another name, or --noise-floor off"))
+    return (*made, Arm(CONTROL, made[0].own, made[0].argv))
 
 
 def parse_flags(words: str, where: str) -> dict[str, Scalar]:
@@ -281,11 +293,21 @@ def warm_up(image: Image, settings: Settings) -> dict[str, Any]:
             "tolerance": 0.25 if cpu else 0.05, "required": not cpu, "max_tokens": max(16, settings.max_tokens // 4)}
 
 
-def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, run_id: str,
-         created: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The plan as a JSON document with its own hash under `sha256`; `more` are entries of a sweep."""
+def control_blocks(blocks: Sequence[Block], control: str | None) -> tuple[Block, ...]:
+    """The order in which the control arm takes part in the first pairs only: later ones cost time and tell no more."""
+    kept = [block for block in blocks if block.arm != control or block.pair < CONTROL_PAIRS]
+    return tuple(Block(place, block.pair, block.arm) for place, block in enumerate(kept))
+
+
+def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, run_id: str, created: str,
+         floor: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The plan as a JSON document with its own hash under `sha256`.
+
+    `floor` is the noise floor of an earlier run (`noise.find`), `more` are entries of a sweep.
+    """
     at, alpha = looks(settings)
-    blocks = order([arm.name for arm in made], at[-1], settings.seed)
+    control = next((arm.name for arm in made if _same(arm, made[0])), None)
+    blocks = control_blocks(order([arm.name for arm in made], at[-1], settings.seed), control)
     document: dict[str, Any] = {
         "schema": SCHEMA, "run_id": run_id, "created_at": created,
         "image": {"image": image.image, "version": image.version, "stack": image.stack, "key": image.key,
@@ -306,7 +328,8 @@ def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, r
         # on a CPU the client shares the cores with the server: its lag is reported and spoils no block
         "client": {"lag_share": None if image.cuda is None else 0.1},
         "effort": settings.effort, "looks": list(at), "max_pairs": at[-1], "alpha_total": ALPHA,
-        "alpha_per_look": alpha, "margin": settings.margin, "order_seed": settings.seed,
+        "alpha_per_look": alpha, "interval_from": "noise floor" if at[-1] <= FEW_PAIRS else "pairs",
+        "noise_floor": None if floor is None else dict(floor), "margin": settings.margin, "order_seed": settings.seed,
         "order": [[block.index, block.pair, block.arm] for block in blocks],
         "required_evidence": sorted({*settings.require, *(["speculation"] if any(arm.speculative for arm in made)
                                                           else [])}),

@@ -19,7 +19,7 @@ def markdown(result: Result) -> str:
     """report.md."""
     parts = [f"# {result['verdict']['headline']}", about(result), _reasons(result), "## Arms",
              table(*arm_rows(result)), RATE, "## Comparison", table(*comparison_rows(result)),
-             _optional(strata_rows(result)),
+             _optional(strata_rows(result)), noise_floor(result),
              "## Pairs", _optional(pair_rows(result)) or "No pair was completed.",
              "## Evidence", _optional(evidence_rows(result)) or "None collected.",
              "## Output under greedy decoding", _output(result), "## Break-even", break_even(result),
@@ -115,6 +115,18 @@ def strata_rows(result: Result) -> Rows:
     return ("candidate", "concurrency", "stratum", "ratio", "95 % (descriptive)", "prompts"), [
         (one["candidate"], one["concurrency"], name, number(part["ratio"], 4), interval(part["ci95"]), part["prompts"])
         for one in result["comparison"] for name, part in one.get("strata", {}).items()]
+
+
+def noise_floor(result: Result) -> str:
+    """How much the baseline differs from itself on this machine, in a sentence; "" when nothing is known."""
+    one = result["noise_floor"]
+    if one["pair_sd"] is None:
+        return ""
+    text = (f"Noise floor: the baseline against itself differs by {percent(one['aa_ratio'])} "
+            f"({interval(one['aa_ci'])}) over {one['pairs']} pairs, {100 * one['pair_sd']:.2f} % from pair to pair; ")
+    if one["source"] == "control arm":
+        return text + "control arm of this run."
+    return text + f"measured {one['age_days']:.1f} days ago in run `{one['run_id']}` on this machine with this image."
 
 
 def pair_rows(result: Result) -> Rows:

@@ -165,6 +165,12 @@ def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
+def _noise_floor(plan: Mapping[str, Any]) -> str:
+    """By which noise floor a short run is judged."""
+    kept = plan["noise_floor"]
+    return f"against the noise floor of {kept['measured_at'][:10]}, {kept['age_days']:.1f} days old"
+
+
 def headline(verdict: str, comparison: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """One sentence. Never a change without its interval, never «speed-up» for a slower arm."""
     ratio, ends = comparison.get("ratio"), comparison.get("ci") or [None, None]
@@ -174,7 +180,9 @@ def headline(verdict: str, comparison: Mapping[str, Any], plan: Mapping[str, Any
         return f"INVALID: this run says nothing about {candidate} against {baseline}."
     if ratio is None or None in ends or not all(map(math.isfinite, ends)):
         return f"INCONCLUSIVE: too few server starts for an interval of {candidate} against {baseline}."
-    interval = f"{percent(ratio)} ({level} {percent(ends[0])} to {percent(ends[1])})"
+    by_floor = comparison.get("interval_from") == "noise floor"
+    against = f", {_noise_floor(plan)}" if by_floor else ""
+    interval = f"{percent(ratio)} ({level} {percent(ends[0])} to {percent(ends[1])}{against})"
     if verdict == "win":
         return f"WIN: {candidate} decodes faster than {baseline}: {interval}."
     if verdict == "loss":
@@ -182,6 +190,9 @@ def headline(verdict: str, comparison: Mapping[str, Any], plan: Mapping[str, Any
     margin = f"{100 * plan['margin']:g} %"
     if verdict == "equivalent":
         return f"EQUIVALENT: {candidate} and {baseline} are within {margin} of each other: {interval}."
+    if plan.get("interval_from") == "noise floor" and not by_floor:
+        return (f"INCONCLUSIVE: {candidate} against {baseline}: {percent(ratio)} in {comparison['pairs']} pairs, and "
+                "no noise floor of this machine to hold it against; --effort standard measures and keeps one.")
     need = comparison.get("pairs_needed_estimate")
     more = f" About {max(need - comparison['pairs'], 1)} more pairs would settle it at this noise." if need else \
         " No reasonable number of pairs would settle it at this noise."

@@ -21,6 +21,7 @@ from entrypoints import (
     limit,
     measure,
     models,
+    noise,
     page,
     plan,
     prompts,
@@ -69,7 +70,9 @@ def benchmark(settings: Settings, image: Image, *, environ: Mapping[str, str] = 
         runner = sweep.confirm(settings, image, environ, err or sys.stderr)
     else:
         runner = Runner(image, settings, environ, err or sys.stderr)
-    return _report(runner.go(), runner.folder, settings, out or sys.stdout)
+    found = runner.go()
+    runner.keep_noise_floor(found)
+    return _report(found, runner.folder, settings, out or sys.stdout)
 
 
 def analyze(folder: Path, settings: Settings, *, out: TextIO | None = None) -> int:
@@ -84,12 +87,31 @@ def _report(found: Mapping[str, Any], folder: Path, settings: Settings, out: Tex
     return 0 if settings.exit_zero_on_valid and verdict != "invalid" else VERDICT_CODES[verdict]
 
 
-def describe(settings: Settings, image: Image) -> dict[str, Any]:
+def describe(settings: Settings, image: Image, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The plan that `benchmark` would follow; starts and writes nothing."""
-    arms, pack = plan.arms(image, settings), _pack(settings)
-    document = plan.make(image, settings, arms, pack, run_id="not-run", created=_now())
+    now, pack = _now(), _pack(settings)
+    arms, floor = noise_floor(image, settings, plan.arms(image, settings), pack, now, environ)
+    document = plan.make(image, settings, arms, pack, run_id="not-run", created=now, floor=floor)
     document["estimate_seconds"] = round(plan.estimate(document, start_seconds=ASSUMED_START, rate=ASSUMED_RATE))
     return document
+
+
+def noise_floor(image: Image, settings: Settings, made: tuple[plan.Arm, ...], pack: prompts.Pack, now: str,
+                environ: Mapping[str, str]) -> tuple[tuple[plan.Arm, ...], dict[str, Any] | None]:
+    """The arms, with a control where the noise floor is to be measured, and the one that was kept, if it is to be used.
+
+    `auto` measures where the effort allows it and no fitting one is kept; a fixed number of pairs and `quick` use what
+    there is.
+    """
+    kept = None
+    if settings.noise_floor == "auto":
+        draft = plan.make(image, settings, made, pack, run_id="", created=now)
+        model = models.identity(settings.model, environ, Path(settings.cache) / "huggingface")
+        kept = noise.find(Path(settings.cache), noise.identity(draft, telemetry.describe(), model), now)
+    big = settings.effort != "quick" and not settings.pairs
+    if settings.noise_floor == "measure" or (settings.noise_floor == "auto" and kept is None and big):
+        made = plan.with_control(made)
+    return made, kept
 
 
 def render_plan(document: Mapping[str, Any]) -> str:
@@ -158,16 +180,20 @@ class Runner:
         if wrong := models.problems(settings.model, settings.draft, environ, Path(settings.cache) / "huggingface"):
             raise InputMissing(wrong)
         self.arms = plan.arms(image, settings)
-        self.by_name = {arm.name: arm for arm in self.arms}
+        self.floor: dict[str, Any] | None = None
         if settings.resume:
             stored = records.document(self.folder / records.PLAN)
             self.half, self.selection = stored.get("half"), stored.get("selection")
-        self._judge_flags()
         self.pack = _pack(settings) if self.half is None else prompts.half(_pack(settings), self.half)
         if settings.resume:
-            self.plan = self._same_plan(stored)
+            self.floor = stored.get("noise_floor")
+            if any(arm["control"] for arm in stored["arms"]):
+                self.arms = plan.with_control(self.arms)
         else:
-            self.plan = self._new_plan()
+            self.arms, self.floor = noise_floor(image, settings, self.arms, self.pack, _now(), environ)
+        self.by_name = {arm.name: arm for arm in self.arms}
+        self._judge_flags()
+        self.plan = self._same_plan(stored) if settings.resume else self._new_plan()
 
     # ------------------------------------------------------------------ plan
 
@@ -190,7 +216,8 @@ class Runner:
 
     def _make(self, run_id: str, created: str) -> dict[str, Any]:
         more = {key: value for key, value in (("half", self.half), ("selection", self.selection)) if value is not None}
-        return plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=created, more=more)
+        return plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=created,
+                         floor=self.floor, more=more)
 
     def _same_plan(self, stored: dict[str, Any]) -> dict[str, Any]:
         again = self._make(stored["run_id"], stored["created_at"])
@@ -422,9 +449,18 @@ class Runner:
         self.context["looks_taken"].append({"pairs": done, "verdict": first["verdict"], "ratio": first["ratio"],
                                             "ci": first.get("ci"), "alpha": self.plan["alpha_per_look"]})
         self._save_context()
+        if found["noise_floor"]["significant"]:
+            self.say("the control arm differs from the baseline: no verdict can come of this run any more")
+            return True
         return first["verdict"] in SETTLED
 
     # ------------------------------------------------------------------- end
+
+    def keep_noise_floor(self, found: Mapping[str, Any]) -> None:
+        """What a valid run with a control arm says about the machine, for the next runs on it."""
+        who = noise.identity(self.plan, self.context["machine"], self.context["software"]["models"]["model"])
+        if why := noise.keep(Path(self.settings.cache), who, found):
+            self.say(f"the noise floor was not kept: {why}")
 
     def _end(self, status: str, reason: str | None) -> None:
         self.context["software"]["models"] = self._models()  # a hub name has a revision once it was downloaded

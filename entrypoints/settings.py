@@ -23,6 +23,7 @@ PREFIX = "ENTRYPOINT_"
 #: variables with our prefix that are not options
 RESERVED = frozenset({"ENTRYPOINT_IMAGE_FILE", "ENTRYPOINT_CONFIG"})
 EFFORTS = ("quick", "standard", "thorough")
+NOISE_FLOORS = ("auto", "measure", "off")
 
 
 def _option(default: Any, text: str, *, at_least: float | None = None, choices: tuple[str, ...] = (),
@@ -59,6 +60,8 @@ class Settings:
     seed: int = _option(20261201, "seed of the order of arms and prompts", at_least=0)
     margin: float = _option(0.02, "ratio within which two arms count as equivalent", at_least=0)
     effort: str = _option("standard", "how much to measure", choices=EFFORTS)
+    noise_floor: str = _option("auto", "control arm (the baseline again): measure, off, or auto: where the effort is "
+                               "standard or thorough and none of the last 30 days is kept", choices=NOISE_FLOORS)
     results: str = _option("/results", "folder for the runs")
     cache: str = _option("/cache", "folder for compiled kernels, keyed by the image")
     resume: str = _option("", "folder of a run to continue")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import threading
@@ -16,6 +17,7 @@ import psutil
 
 from entrypoints import gpu, host
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 EVERY = 1.0
 #: clock reasons that mean the card was held back: power brake, thermal (hardware, software), hardware slowdown
 #: (nvml.h: nvmlClocksThrottleReason*; SwPowerCap 0x4 is normal under load and only reported)
@@ -30,14 +32,24 @@ Sample = Mapping[str, Any]
 def describe() -> dict[str, Any]:
     """What the machine is, without its name."""
     facts = host.read()
-    return {"hostname_hash": hashlib.sha256(platform.node().encode()).hexdigest()[:16], "cpu": _cpu_model(),
-            "cores_usable": facts.cpus, "ram_gb": round(facts.memory / 1e9, 1),
+    return {"id": identity(facts), "hostname_hash": hashlib.sha256(platform.node().encode()).hexdigest()[:16],
+            "cpu": _cpu_model(), "cores_usable": facts.cpus, "ram_gb": round(facts.memory / 1e9, 1),
             "shm_gb": round(facts.shm_total / 1e9, 2), "kernel": platform.release(), "numa_nodes": _numa_nodes(),
             "load_1m": round(os.getloadavg()[0], 2), "driver": facts.driver or None,
-            "gpus": [{"name": one.name, "cc": one.capability, "mem_total": one.memory_total,
+            "gpus": [{"name": one.name, "uuid": one.uuid, "cc": one.capability, "mem_total": one.memory_total,
                       "power_limit_w": one.power_limit, "pcie": {"gen_max": one.pcie_max[0],
                                                                  "width_max": one.pcie_max[1]}} for one in facts.gpus],
             "p2p": [list(row) for row in facts.p2p], "topology": [list(row) for row in facts.topology]}
+
+
+def identity(facts: host.Host) -> str:
+    """The same for every container of a machine: its GPUs, or without one this boot of it; and what it may use."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = BOOT.read_text(encoding="ascii").strip()
+    cards = [one.uuid for one in facts.gpus]
+    return hashlib.sha256(json.dumps([cards or boot, facts.driver, platform.release(), _cpu_model(), facts.cpus,
+                                      round(facts.memory / 1e9)]).encode()).hexdigest()[:32]
 
 
 def _cpu_model() -> str:

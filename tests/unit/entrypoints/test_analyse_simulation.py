@@ -7,13 +7,14 @@ Truth: 48 prompts whose log rates differ with standard deviation 25 %, an intera
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from entrypoints import analyse, plan
+from entrypoints import analyse, noise, plan
 
 Array = NDArray[np.float64]
 PROMPTS, TRIALS = 48, 1000
@@ -126,6 +127,56 @@ def test_a_true_effect_is_found_within_twelve_pairs(effect: float, cv: float, le
         used += at or looks[-1]
     assert share(found) >= least
     assert used / TRIALS < 9
+
+
+def floor_of(dice: np.random.Generator, drift: float) -> dict[str, Any]:
+    """A noise floor as a run keeps it: control against baseline in the first four pairs, ABC CBA."""
+    order = plan.control_blocks(plan.order(("A", "B", "C"), noise.CONTROL_PAIRS, int(dice.integers(2**31))), "C")
+    while True:
+        pairs = np.zeros(noise.CONTROL_PAIRS)
+        for block in order:
+            level = dice.normal(0, math.hypot(RESTART, REQUEST / math.sqrt(PROMPTS))) - drift * block.index / len(order)
+            pairs[block.pair] += {"A": -level, "B": 0.0, "C": level}[block.arm]
+        if analyse.classify(analyse.t_interval(pairs, plan.LOOK_ALPHA[2]), 0.0) == "inconclusive":  # else: not kept
+            one = {"candidate": "C", "pair_log_ratios": list(pairs), "concurrency": 1, "ratio": 1.0, "ci": None}
+            return dict(noise.points([one], "C")["1"])
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.03])
+def test_two_pairs_against_a_kept_noise_floor_hold_the_nominal_level(drift: float) -> None:
+    """`--effort quick` without a true effect, each time with a noise floor of its own."""
+    dice = np.random.default_rng(22)
+    wrong = 0
+    for _ in range(TRIALS):
+        scale = analyse.Scale(own=False, floor=floor_of(dice, drift))
+        means = pair_table(blocks(dice, abba(dice, 2), drift=drift)).mean(axis=1)
+        wrong += analyse.judge(means, 0.05, 0.0, scale)[1] in {"win", "loss"}
+    assert share(wrong) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / TRIALS), share(wrong)
+    assert drift or share(wrong) > 0.02, "not blind either"
+
+
+def test_two_pairs_against_a_kept_noise_floor_find_what_two_pairs_alone_never_would() -> None:
+    dice = np.random.default_rng(23)
+    found = alone = 0
+    for _ in range(TRIALS):
+        scale = analyse.Scale(own=False, floor=floor_of(dice, 0.0))
+        means = pair_table(blocks(dice, abba(dice, 2), effect=math.log1p(0.08))).mean(axis=1)
+        found += analyse.judge(means, 0.05, 0.02, scale)[1] == "win"
+        alone += analyse.classify(analyse.t_interval(means), 0.02) == "win"
+    assert share(found) > 0.80, share(found)
+    assert share(alone) < 0.45, share(alone)
+
+
+def test_a_machine_that_became_noisier_than_its_noise_floor_is_noticed_more_often_than_not_believed() -> None:
+    """Three times the deviation: the F test takes back a good part of what the old floor would have let through."""
+    dice = np.random.default_rng(24)
+    blind = wrong = 0
+    for _ in range(TRIALS):
+        floor = floor_of(dice, 0.0)
+        means = pair_table(blocks(dice, abba(dice, 2), restart=3 * RESTART)).mean(axis=1)
+        blind += analyse.classify(analyse.floor_interval(means, floor), 0.0) in {"win", "loss"}
+        wrong += analyse.judge(means, 0.05, 0.0, analyse.Scale(own=False, floor=floor))[1] in {"win", "loss"}
+    assert share(wrong) < 0.8 * share(blind), (share(wrong), share(blind))
 
 
 def test_power_by_the_noncentral_t_is_what_simulation_finds() -> None:
