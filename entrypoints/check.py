@@ -171,7 +171,8 @@ def links(host: Host, needed: int) -> Iterator[Finding]:
                   f"no peer access for {len(blocked)} of {len(host.gpus) * (len(host.gpus) - 1)} pairs" if blocked
                   else "unknown" if unknown else "all pairs", "peer access between all GPUs",
                   "on the host: IOMMU off or passthrough, ACS off, a driver with P2P; until then NCCL_P2P_DISABLE=1 "
-                  "avoids a hang at the first all-reduce" if blocked else "")
+                  "avoids a hang at the first all-reduce" if blocked
+                  else "nvidia-smi topo -p2p r on the host says it" if unknown else "")
     far = {path for i, row in enumerate(host.topology) for path in row[i + 1:]}
     yield Finding("topology", "ok", ", ".join(sorted(far)) or "unknown")
     # NVML's maximum is that of card and slot together: a card in a narrow slot says x8 of x8

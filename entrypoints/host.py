@@ -112,10 +112,13 @@ def _gpu(library: Any, index: int, handle: Any) -> Gpu:
                processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())))
 
 
+#: nvml.h: NVML_P2P_CAPS_INDEX_READ, NVML_P2P_STATUS_OK (pynvml's first one is a tuple by mistake, which no call takes)
+_READ, _OK = 0, 0
+
+
 def _peer(library: Any, one: Any, other: Any) -> bool | None:
     with contextlib.suppress(Exception):
-        return bool(library.nvmlDeviceGetP2PStatus(one, other, library.NVML_P2P_CAPS_INDEX_READ)
-                    == library.NVML_P2P_STATUS_OK)
+        return bool(library.nvmlDeviceGetP2PStatus(one, other, _READ) == _OK)
     return None
 
 

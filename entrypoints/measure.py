@@ -18,7 +18,7 @@ import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, prompts, telemetry, trace
 from entrypoints.command import CACHES
-from entrypoints.errors import Diagnosis, NotReady, ServerFault, Terminated, Unusable
+from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
 from entrypoints.plan import Arm, flags_of, resolved
 from entrypoints.probe import NoAnswer
@@ -112,11 +112,12 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         measuring = _Measuring(task, server, outcome, save, say)
         with sampler:
             measuring.all(on_ready, between)
-        _telemetry(outcome, sampler, measuring, [one.pid for one in server.look()])
+        _telemetry(outcome, sampler, measuring, server.pids)
     except Unusable as error:
         outcome.fatal = error
         said = str(error.problems[0].found or error.problems[0].what).splitlines()[0]
-        causes.append(said if said.startswith(error.kind) else f"{error.kind}: {said}")
+        died = isinstance(error, ServerDied) and not said.startswith(error.kind)
+        causes.append(f"{error.kind}: {said}" if died else said)
         if isinstance(error, ServerFault):
             record["diagnosis"] = error.diagnosis.as_dict()
     except BaseException:
@@ -203,9 +204,11 @@ class _Measuring:
                                                seed=self.task.plan["order_seed"] + self.task.pair))
         except client.StalledError as error:
             self.server.check()  # a dead server explains the silence better
-            raise NotReady(Diagnosis(
-                cause=f"the server hangs: {error}", log=str(self.task.launch.log),
-                remedy="see the end of its log; a shorter --stall-seconds notices sooner")) from error
+            spin = telemetry.spinning_now()
+            raise NotReady(self.server.diagnose(
+                f"the server hangs: {error}" + (f"; {spin}: waiting in a loop" if spin else ""),
+                "on several PCIe GPUs: NCCL_P2P_DISABLE=1, then IOMMU/ACS; else see the end of its log; a shorter "
+                "--stall-seconds notices sooner", "hang")) from error
 
     def _warm_up(self, rendered: Mapping[str, Sequence[int]]) -> None:
         """The same prompts again and again until the rate is steady and nothing is compiled any more."""

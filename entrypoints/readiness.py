@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from entrypoints import contract, health, models, probe, processes
+from entrypoints import contract, health, models, probe, processes, telemetry
 from entrypoints.errors import NotReady
 from entrypoints.probe import NoAnswer
 from entrypoints.supervise import Server
@@ -154,7 +154,7 @@ class _Watch:
                 self._moved = now
         if now - self._moved >= self.stall:
             self.fail(f"no progress for {self.stall:g} s while waiting until {self.awaited}: no log line, nothing "
-                      f"read, no memory growth{self._last_line()}", self._stall_remedy(), "stalled")
+                      f"read, no memory growth{_spin()}{self._last_line()}", self._stall_remedy(), "stalled")
         if self.end and now >= self.end:
             self.fail(f"not ready before the time limit, still waiting until {self.awaited}{self._trouble()}",
                       "a longer --ready-seconds, or 0 for no limit as long as it moves", "start-deadline")
@@ -196,6 +196,11 @@ class _Watch:
 
     def _trouble(self) -> str:
         return f": {self.last_trouble}" if self.last_trouble else ""
+
+
+def _spin() -> str:
+    spin = telemetry.spinning_now()
+    return f"; {spin}" if spin else ""
 
 
 def _until(watch: _Watch, awaited: str, question: Callable[[], T | None]) -> T:

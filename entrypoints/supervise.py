@@ -261,6 +261,12 @@ class Server:
         return [one for one in self._family.values() if one.alive]
 
     @property
+    def pids(self) -> Sequence[int]:
+        """All that it ever had."""
+        self.look()
+        return sorted({pid for pid, _ in self._ever})
+
+    @property
     def processes_seen(self) -> int:
         """How many different processes the tree had so far: compilers come and go."""
         return len(self._ever)

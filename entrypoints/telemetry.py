@@ -25,6 +25,8 @@ THROTTLE = 0x8 | 0x20 | 0x40 | 0x80
 POWER_CAP = 0x4
 #: a GPU that is busy at less than this share of its power limit is probably waiting in a spin loop
 SPIN_POWER, SPIN_UTIL = 0.30, 95.0
+#: PCIe replays per second that spoil a block; one costs some microseconds, so fewer stay far below every margin
+REPLAYS = 100.0
 
 Sample = Mapping[str, Any]
 
@@ -133,7 +135,9 @@ def summarise(samples: Sequence[Sample], spans: Iterable[tuple[float, float]], *
     inside = [(one, high - low) for low, high in spans for one in samples if low <= one["now"] <= high]
     seconds = sum(high - low for low, high in spans)
     readings = [one for one, _ in inside]
-    result: dict[str, Any] = {"samples": len(readings), "cpu_percent": _mean(one["cpu_percent"] for one in readings),
+    sampled = samples[-1]["now"] - samples[0]["now"] if samples else 0.0
+    result: dict[str, Any] = {"samples": len(readings), "sampled_s": round(sampled, 3),
+                              "cpu_percent": _mean(one["cpu_percent"] for one in readings),
                               "load_1m": _mean(one["load_1m"] for one in readings),
                               "cores": len(os.sched_getaffinity(0)),
                               "used_gb_max": max((one["used_gb"] for one in readings), default=None), "gpus": []}
@@ -190,9 +194,29 @@ def causes(summary: Mapping[str, Any]) -> list[str]:
             found.append(f"GPU {index} was used by another process: {', '.join(map(str, card['foreign_pids']))}")
         if card["ecc_delta"]:
             found.append(f"GPU {index}: {card['ecc_delta']} uncorrected memory errors")
-        if card["pcie_replay_delta"]:
+        if _replays(card, summary) > REPLAYS:
             found.append(f"GPU {index}: {card['pcie_replay_delta']} PCIe replays, the link is bad")
     return found
+
+
+def _replays(card: Mapping[str, Any], summary: Mapping[str, Any]) -> float:
+    return (card["pcie_replay_delta"] or 0) / max(summary.get("sampled_s") or 0.0, 1.0)
+
+
+def spinning(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """«GPU 0 is 100 % busy at 90 of 600 W, ...» for cards of one reading that wait in a loop; "" when none does."""
+    return ", ".join(f"GPU {index} is {one['util']:.0f} % busy at {one['power_w']:.0f} of {one['limit_w']:.0f} W"
+                     for index, one in enumerate(gpus) if _spins(one["util"], one["power_w"], one["limit_w"]))
+
+
+def spinning_now() -> str:
+    """The same of this moment; "" without a GPU."""
+    with gpu.nvml() as library:
+        return spinning(cards(library)) if library is not None else ""
+
+
+def _spins(util: float | None, power: float | None, limit: float | None) -> bool:
+    return bool(power and limit and util and util >= SPIN_UTIL and power < SPIN_POWER * limit)
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
@@ -202,11 +226,13 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         found.append(f"the machine was busy with other work as well: load above its {summary['cores']} cores")
     for index, card in enumerate(summary["gpus"]):
         power, limit, load = card["power_w"]["mean"], card["limit_w"], card["util"]
-        if power and limit and load and load >= SPIN_UTIL and power < SPIN_POWER * limit:
+        if _spins(load, power, limit):
             found.append(f"GPU {index} is {load:.0f} % busy at {power:.0f} of {limit:.0f} W: it waits in a loop more "
                          "than it computes (all-reduce over PCIe is the usual reason)")
         if card["throttle_bits_or"] & POWER_CAP:
             found.append(f"GPU {index} ran at its power limit of {limit} W")
+        if 0 < _replays(card, summary) <= REPLAYS:
+            found.append(f"GPU {index}: {card['pcie_replay_delta']} PCIe replays: a riser or slot is marginal")
     return found
 
 

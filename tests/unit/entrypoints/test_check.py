@@ -102,7 +102,7 @@ def test_a_bad_box_is_told_what_to_do(tmp_path: Path, host: Host, name: str, sta
     one = states(host, tmp_path, "--", "--tp", "8")[name]
     assert one.state == state
     assert found in one.found
-    assert one.remedy or name == "p2p"
+    assert one.remedy
     assert one.needed
 
 

@@ -34,8 +34,8 @@ def library(**changes: Any) -> types.ModuleType:
         "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
         "nvmlDeviceGetEnforcedPowerLimit": lambda _: 600000,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [types.SimpleNamespace(pid=7)],
-        "NVML_P2P_CAPS_INDEX_READ": 0, "NVML_P2P_STATUS_OK": 0,
-        "nvmlDeviceGetP2PStatus": lambda one, other, _: 0 if one < other else 1,
+        "NVML_P2P_CAPS_INDEX_READ": (0,), "NVML_P2P_STATUS_OK": 0,  # a tuple, as in nvidia-ml-py 13.615
+        "nvmlDeviceGetP2PStatus": lambda one, other, index: [0 if one < other else 1][index],
         "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: 40 if one < other else refuse(), **changes}
     for name, value in known.items():
         setattr(module, name, value)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints import probe, processes
+from entrypoints import probe, processes, telemetry
 from entrypoints.errors import NotReady, ServerDied, ServerFault
 from entrypoints.readiness import Expect, Ready, asked, differences, is_sane, wait_ready
 from entrypoints.supervise import Server
@@ -179,6 +179,13 @@ def test_a_stall_names_the_last_line_and_the_usual_place(tmp_path: Path) -> None
     assert line in error.diagnosis.cause
     assert "NCCL_P2P_DISABLE=1" in error.diagnosis.remedy
     assert error.diagnosis.tail[-1].endswith(line)
+
+
+def test_a_stall_at_full_load_and_low_power_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K4-5: GPUs at 100 %, for ever."""
+    monkeypatch.setattr(telemetry, "spinning_now", lambda: "GPU 0 is 100 % busy at 90 of 600 W")
+    error = fault(tmp_path, open=None, stall=1.0)
+    assert "no memory growth; GPU 0 is 100 % busy at 90 of 600 W; the log is empty" in error.diagnosis.cause
 
 
 def test_a_hub_that_never_answers_ends_at_the_stall_limit_and_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +60,7 @@ def test_only_the_measured_time_counts() -> None:
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"throttle": 0x20}, "GPU 0 was throttled"), ({"throttle": 0x80}, "GPU 0 was throttled"),
-    ({"pids": [10, 77]}, "used by another process: 77"), ({"replays": [3, 3, 4, 4, 5]}, "2 PCIe replays"),
+    ({"pids": [10, 77]}, "used by another process: 77"), ({"replays": [3, 3, 4, 4, 5000]}, "4997 PCIe replays"),
     ({"ecc": [0, 0, 0, 1, 1]}, "1 uncorrected memory errors")])
 def test_a_cause_in_the_machine_spoils_a_block_whatever_its_speed(change: dict[str, Any], text: str) -> None:
     found = telemetry.summarise(samples(**change), [(0.0, 5.0)], own=[10, 11])
@@ -77,6 +78,24 @@ def test_a_spin_loop_and_a_power_limit_are_warnings() -> None:
     assert "waits in a loop" in text
     assert "power limit of 600.0 W" in text
     assert telemetry.causes(spin) == []
+
+
+def test_a_few_replays_are_a_note() -> None:
+    """A riser that repeats a packet now and then costs microseconds."""
+    found = telemetry.summarise(samples(replays=[3, 3, 4, 4, 5]), [(0.0, 5.0)], own=[10])
+    assert telemetry.causes(found) == []
+    assert telemetry.warnings(found) == ["GPU 0: 2 PCIe replays: a riser or slot is marginal"]
+
+
+def test_cards_that_wait_in_a_loop_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = telemetry.cards(Nvml())[0]
+    hung = {**card, "util": 100, "power_w": 90.0}
+    assert telemetry.spinning([card, hung]) == "GPU 1 is 100 % busy at 90 of 600 W"
+    assert telemetry.spinning([{**hung, "limit_w": None}]) == ""
+    monkeypatch.setattr(telemetry, "cards", lambda _: [hung])
+    assert telemetry.spinning_now() == ""
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=lambda: None, nvmlShutdown=lambda: None))
+    assert telemetry.spinning_now() == "GPU 0 is 100 % busy at 90 of 600 W"
 
 
 def test_a_machine_without_gpu_and_spans_without_samples_give_nulls() -> None:
