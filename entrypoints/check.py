@@ -55,8 +55,8 @@ class Finding:
 def run(host: Host, image: Image, settings: Settings, environ: Mapping[str, str], *,
         whole: bool = True) -> list[Finding]:
     """All findings, in the order in which problems should be solved; the image itself is looked at when `whole`."""
-    gpus_needed = tensor_parallel(image, settings)
-    return [*gpus(host, image, gpus_needed), *links(host, gpus_needed), *memory(host, gpus_needed),
+    first, gpus_needed = _placement(image, settings)
+    return [*gpus(host, image, gpus_needed, first), *links(host, gpus_needed), *memory(host, gpus_needed),
             *compilers(host, image, environ), *folders(settings, image), *model_files(settings, environ),
             *network(environ), *(integrity(image) if whole else ())]
 
@@ -99,18 +99,28 @@ def render(findings: Sequence[Finding]) -> str:
 
 
 def tensor_parallel(image: Image, settings: Settings) -> int:
-    """How many GPUs one server takes: tensor times pipeline parallelism, from the profile and the user's flags."""
+    """How many GPUs one server takes on this machine, from the profile and the user's flags."""
+    return _placement(image, settings)[1]
+
+
+def _placement(image: Image, settings: Settings) -> tuple[int, int]:
+    """(first GPU, how many): tensor times pipeline times data parallelism over the nodes.
+
+    With attention data parallelism the replicas share the GPUs.
+    """
     said = asked(server_argv(image, {}, model=settings.model, host="", port=0, extra=settings.extra))
-    width = next((said[name] for name in ("tp", "tp_size", "tensor_parallel_size") if name in said), 1)
-    depth = next((said[name] for name in ("pp", "pp_size", "pipeline_parallel_size") if name in said), 1)
-    try:
-        return int(width) * int(depth)
-    except ValueError:
-        return 1
+
+    def number(default: int, *names: str) -> int:
+        text = str(next((said[name] for name in names if name in said), default))
+        return int(text) if text.isdigit() else default
+
+    replicas = 1 if "enable_dp_attention" in said else number(1, "dp", "dp_size", "data_parallel_size")
+    count = number(1, "tp", "tp_size", "tensor_parallel_size") * number(1, "pp", "pp_size", "pipeline_parallel_size")
+    return number(0, "base_gpu_id"), max(1, count * replicas // max(1, number(1, "nnodes")))
 
 
-def gpus(host: Host, image: Image, needed: int) -> Iterator[Finding]:
-    """Driver, count, capability, free memory, foreign processes."""
+def gpus(host: Host, image: Image, needed: int, first: int = 0) -> Iterator[Finding]:
+    """Driver, count, capability, free memory, foreign processes, settings of the cards from `first` on."""
     wanted = [target for target in image.targets if target != "cpu"]
     if not wanted:
         found = f"{len(host.gpus)} GPU, not used" if host.gpus else "no GPU, none needed"
@@ -122,13 +132,14 @@ def gpus(host: Host, image: Image, needed: int) -> Iterator[Finding]:
                       "nvidia-container-toolkit")
         return
     yield driver(host, image)
-    count = len(host.gpus)
-    yield Finding("gpu count", "ok" if count >= needed else "fail", str(count), f"{needed} (--tp)",
-                  "" if count >= needed else "docker run --gpus all, or a smaller --tp after --")
+    count = len(host.gpus) - first
+    yield Finding("gpu count", "ok" if count >= needed else "fail",
+                  f"{len(host.gpus)}" + (f", {max(count, 0)} from --base-gpu-id {first} on" if first else ""),
+                  f"{needed} (--tp)", "" if count >= needed else "docker run --gpus all, or a smaller --tp after --")
+    ours = host.gpus[first:first + needed] or host.gpus
     fitting = {_target(one) for one in wanted}
-    wrong = [one for one in host.gpus if one.capability not in fitting]
-    yield Finding("gpu capability", "fail" if wrong else "ok", _summary(host.gpus),
-                  f"SM {' or '.join(sorted(fitting))}",
+    wrong = [one for one in ours if one.capability not in fitting]
+    yield Finding("gpu capability", "fail" if wrong else "ok", _summary(ours), f"SM {' or '.join(sorted(fitting))}",
                   f"GPU {', '.join(str(one.index) for one in wrong)}: the kernels of this image are not built for it; "
                   "use an image whose stack has it as a target" if wrong else "")
     foreign = [one for one in host.gpus if one.processes]
@@ -136,12 +147,32 @@ def gpus(host: Host, image: Image, needed: int) -> Iterator[Finding]:
                   "; ".join(f"GPU {one.index}: pid {', '.join(map(str, one.processes))}" for one in foreign) or "none",
                   "no other process", "they disturb a measurement and take memory: end them, or choose GPUs with "
                   "--gpus '\"device=...\"'" if foreign else "")
-    full = [one for one in host.gpus if one.memory_used > 0.05 * one.memory_total]
+    full = [one for one in ours if one.memory_used > 0.05 * one.memory_total]
     yield Finding("gpu memory", "fail" if full else "ok",
                   "; ".join(f"GPU {one.index}: {one.memory_used / GIB:.1f} of {one.memory_total / GIB:.0f} GiB used"
-                            for one in full) or _free(host.gpus),
+                            for one in full) or _free(ours),
                   "less than 5 % in use", "nvidia-smi on the host names who holds it; memory of a killed server comes "
                   "back within a minute" if full else "")
+    yield from cards(ours)
+
+
+def cards(ours: Sequence[Gpu]) -> Iterator[Finding]:
+    """Power limit, persistence and ECC: what makes cards of one kind differ in speed, or a start in length."""
+    limits = {one.power_limit for one in ours}
+    lowered = [one for one in ours if 0 < one.power_limit < one.power_default]
+    listed = "; ".join(f"GPU {one.index}: {one.power_limit:.0f} of {one.power_default:.0f} W" for one in lowered)
+    yield Finding("gpu power", "warn" if len(limits) > 1 else "ok",
+                  listed or (f"{max(limits):.0f} W each" if max(limits) else "unknown"), "one limit for all",
+                  "the slowest card sets the pace of all: nvidia-smi -pl WATTS on the host" if len(limits) > 1 else "")
+    cold = [str(one.index) for one in ours if one.persistence is False]
+    mixed = len({one.ecc for one in ours}) > 1
+    word = {True: "on", False: "off", None: "unknown"}
+    kept = f"off on GPU {', '.join(cold)}" if cold else word[ours[0].persistence]
+    yield Finding("gpu settings", "warn" if cold or mixed else "ok",
+                  f"persistence {kept}, ECC {' and '.join(sorted({word[one.ecc] for one in ours}))}",
+                  "persistence on, ECC the same everywhere",
+                  "nvidia-smi -pm 1 on the host (else each start waits for the driver)" if cold
+                  else "nvidia-smi -e 0 or 1 for all, then a restart" if mixed else "")
 
 
 def _free(cards: Sequence[Gpu]) -> str:

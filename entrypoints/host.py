@@ -19,7 +19,7 @@ _UNLIMITED = -1
 class Gpu:
     """One GPU, by NVML's index. Bytes, watts; PCIe as (generation, lanes), now and at most; `processes` are pids that
     use it. `pcie_max` is what card and slot can do together, `pcie_card` the generation of the card alone (0: unknown).
-    `memory_total` is 0 where the GPU has no memory of its own (DGX Spark).
+    `memory_total` is 0 where the GPU has no memory of its own (DGX Spark); None and 0 elsewhere: the card does not say.
     """
 
     index: int
@@ -33,6 +33,9 @@ class Gpu:
     power_limit: float = 0.0
     processes: tuple[int, ...] = ()
     uuid: str = ""
+    power_default: float = 0.0
+    persistence: bool | None = None
+    ecc: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,14 @@ def _gpu(library: Any, index: int, handle: Any) -> Gpu:
                pcie_max=(ask("nvmlDeviceGetMaxPcieLinkGeneration", 0), ask("nvmlDeviceGetMaxPcieLinkWidth", 0)),
                pcie_card=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", 0),
                power_limit=ask("nvmlDeviceGetEnforcedPowerLimit", 0) / 1000, uuid=_text(ask("nvmlDeviceGetUUID", "")),
-               processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())))
+               processes=tuple(int(one.pid) for one in ask("nvmlDeviceGetComputeRunningProcesses", ())),
+               power_default=ask("nvmlDeviceGetPowerManagementDefaultLimit", 0) / 1000,
+               persistence=_known(ask("nvmlDeviceGetPersistenceMode", None)),
+               ecc=_known(ask("nvmlDeviceGetEccMode", (None,))[0]))
+
+
+def _known(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
 
 
 #: nvml.h: NVML_P2P_CAPS_INDEX_READ, NVML_P2P_STATUS_OK (pynvml's first one is a tuple by mistake, which no call takes)

@@ -46,7 +46,7 @@ def assemble(folder: Path) -> dict[str, Any]:
     summaries = found.pop("arms")
     status = context.get("status", "running")
     if status in {"aborted", "running"}:
-        verdict["invalid_causes"].append(context.get("abort_reason") or "the run did not end")
+        verdict["invalid_causes"].insert(0, context.get("abort_reason") or "the run did not end")
         verdict["class"] = "invalid"
     elif verdict["class"] == "invalid":
         status = "invalid"

@@ -51,7 +51,8 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
                 health.beat("supervising", "serve", port=port)
     finally:
         # all of the grace time, also when we are being stopped: requests in flight are somebody's
-        server.stop(settings.grace_seconds)
+        for left in server.stop(settings.grace_seconds).problems():
+            print(f"entrypoint: {left}", file=sys.stderr, flush=True)
         health.forget()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 import urllib.error
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.integration.conftest import docker
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
@@ -72,13 +74,25 @@ def logs(name: str) -> str:
     return done.stdout + done.stderr
 
 
-def wait_for(name: str, text: str, seconds: float = 150) -> None:
+def wait_for(name: str, text: str, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while text not in (seen := logs(name)):
         state = docker("inspect", "--format", "{{.State.Status}}", name).strip()
         assert state == "running", f"the container ended before '{text}':\n{seen}"
         assert time.monotonic() < deadline, f"no '{text}' in {seconds} s:\n{seen}"
         time.sleep(0.25)
+
+
+def health(name: str, *, healthy: bool) -> str:
+    """What HEALTHCHECK says, once there is a runner."""
+    deadline = time.monotonic() + 60
+    while True:
+        done = subprocess.run(["docker", "exec", name, "/opt/entrypoint/bin/entrypoint", "health"],
+                              capture_output=True, text=True, check=False)
+        if not done.stdout.startswith("no runner"):
+            assert (done.returncode == 0) is healthy, done.stdout
+            return done.stdout
+        assert time.monotonic() < deadline, logs(name)
 
 
 def exit_code(name: str) -> int:
@@ -116,10 +130,11 @@ def test_a_benchmark_measures_what_the_models_were_built_for(demo_image: str, mo
     assert len(list(run.glob("server-*.log"))) == 4
 
 
-@pytest.mark.parametrize(("sent", "code", "phase"), [
-    ("TERM", 143, "starting"), ("TERM", 143, "pass 1, concurrency"), ("INT", 130, "ready after")])
+@pytest.mark.parametrize(("sent", "code", "phase", "blocks"), [
+    ("TERM", 143, "starting", 0), ("TERM", 143, "pass 1, concurrency", 0), ("INT", 130, ": stopping", 1)])
 def test_a_benchmark_that_is_stopped_keeps_what_it_has(demo_image: str, models: Path, results: Path, name: str,
-                                                       sent: str, code: int, phase: str) -> None:
+                                                       sent: str, code: int, phase: str, blocks: int) -> None:
+    """K6-1: starting, measuring, between the arms."""
     start(name, *mounts(models, results), demo_image, "benchmark", *MODELS, *SHORT)
     wait_for(name, phase)
     began = time.monotonic()
@@ -129,12 +144,49 @@ def test_a_benchmark_that_is_stopped_keeps_what_it_has(demo_image: str, models: 
     run = only_run(results)
     assert json.loads((run / "plan.json").read_text())
     assert result_of(run)["status"] == "aborted"
+    assert [block["validity"]["ok"] for block in result_of(run)["blocks"]] == [True] * blocks
+
+
+#: run inside the container, where its processes may be killed
+KILL_SCHEDULER = """
+import os, signal
+from entrypoints import processes
+os.kill(next(pid for pid, one in processes.everyone().items() if one.name == "sglang::schedul"), signal.SIGKILL)
+"""
+
+
+def test_a_scheduler_that_is_killed_while_it_measures_is_named(demo_image: str, models: Path, results: Path,
+                                                               name: str) -> None:
+    """K6-2: the real server lingers; the run does not wait with it."""
+    start(name, *mounts(models, results), demo_image, "benchmark", *MODELS, *SHORT)
+    wait_for(name, "pass 1, concurrency")
+    docker("exec", "--env", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python", "-c",
+           KILL_SCHEDULER)
+    assert exit_code(name) == 13, logs(name)
+    result = result_of(only_run(results))
+    dead = result["blocks"][-1]
+    assert dead["validity"]["causes"][0].startswith("server died: ")
+    assert dead["diagnosis"]["missing"] or dead["diagnosis"]["evidence"]
+    assert dead["stop"]["clean"]
+    assert result["verdict"]["class"] == "invalid"
+
+
+def test_the_binding_of_nvml_has_all_that_is_asked_of_it(demo_image: str) -> None:
+    """Without a GPU a misspelt question would pass for a card that does not answer it."""
+    text = "".join(path.read_text() for path in (ROOT / "entrypoints").glob("*.py"))
+    asked = sorted(set(re.findall(r"(?:library\.|pynvml\.|ask\(\")(nvml\w+)", text)))
+    assert len(asked) > 15
+    script = f"import pynvml; print([one for one in {asked} if not callable(getattr(pynvml, one, None))])"
+    assert docker("run", "--rm", demo_image, "/opt/entrypoint/venv/bin/python", "-c", script).strip() == "[]"
 
 
 def test_serve_answers_and_stops(demo_image: str, models: Path, results: Path, name: str) -> None:
-    start(name, "-p", "127.0.0.1::30000", *mounts(models, results), demo_image, "--model", "/models/target")
+    """On a read-only root, with the volumes of the image."""
+    start(name, "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "-p", "127.0.0.1::30000",
+          *mounts(models, results), demo_image, "--model", "/models/target")
+    assert "not ready yet" in health(name, healthy=False)
     host = docker("port", name, "30000").split()[0]
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 600
     while True:
         try:
             with urllib.request.urlopen(f"http://{host}/health", timeout=5) as answer:
@@ -151,10 +203,12 @@ def test_serve_answers_and_stops(demo_image: str, models: Path, results: Path, n
     with urllib.request.urlopen(request, timeout=30) as answer:
         reply = json.load(answer)
     assert reply["usage"]["completion_tokens"] == 16
+    wait_for(name, "ready after")
+    assert health(name, healthy=True) == "/health on port 30000 says 200\n"
     began = time.monotonic()
     docker("stop", "--time", "30", name)
     assert time.monotonic() - began < 25
-    assert exit_code(name) in (0, 143)
+    assert exit_code(name) == 143
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [

@@ -26,7 +26,8 @@ BOX = Host(cpus=128, memory=1024 * GIB, shm_total=64 * GIB, shm_free=64 * GIB, m
            driver="580.95.05", driver_cuda="13.0", p2p=PAIRS,
            topology=tuple(tuple("self" if i == j else "node" for j in range(8)) for i in range(8)),
            gpus=tuple(Gpu(index=n, name="NVIDIA RTX PRO 6000 Blackwell", capability="12.0", memory_total=96 * GIB,
-                          memory_used=0, pcie_now=(1, 16), pcie_max=(5, 16), pcie_card=5, power_limit=600)
+                          memory_used=0, pcie_now=(1, 16), pcie_max=(5, 16), pcie_card=5, power_limit=600,
+                          power_default=600, persistence=True, ecc=True)
                       for n in range(8)))
 
 
@@ -86,6 +87,9 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
     (change(BOX, 3, capability="10.0", name="B200"), "gpu capability", "fail", "B200"),
     (change(BOX, 1, processes=(77,)), "gpu processes", "warn", "GPU 1: pid 77"),
     (change(BOX, 2, memory_used=90 * GIB), "gpu memory", "fail", "GPU 2: 90.0 of 96 GiB used"),
+    (change(BOX, 4, power_limit=300), "gpu power", "warn", "GPU 4: 300 of 600 W"),
+    (change(BOX, 4, persistence=False), "gpu settings", "warn", "persistence off on GPU 4, ECC on"),
+    (change(BOX, 4, ecc=False), "gpu settings", "warn", "persistence on, ECC off and on"),
     (dataclasses.replace(BOX, p2p=((None, False), (True, None))), "p2p", "warn", "no peer access for 1 of"),
     (dataclasses.replace(BOX, p2p=((None, None), (None, None))), "p2p", "warn", "unknown"),
     (change(BOX, 5, pcie_now=(5, 8)), "pcie link", "warn", "GPU 5: gen 5 x8 of gen 5 x16"),
@@ -125,8 +129,24 @@ def test_shared_memory_of_one_gpu_is_a_note(tmp_path: Path) -> None:
     assert "p2p" not in states(small, tmp_path)
 
 
+def test_only_the_gpus_of_the_server_are_judged(tmp_path: Path) -> None:
+    """Half of the box serves something else: no reason to refuse."""
+    half = BOX
+    for index in range(4):
+        half = change(half, index, memory_used=90 * GIB, processes=(77,), capability="8.9")
+    second = states(half, tmp_path, "--", "--tp", "4", "--base-gpu-id", "4")
+    assert {second[name].state for name in ("gpu count", "gpu capability", "gpu memory")} == {"ok"}
+    assert second["gpu processes"].state == "warn"
+    assert states(half, tmp_path, "--", "--tp", "4")["gpu memory"].state == "fail"
+    assert states(half, tmp_path, "--", "--tp", "8", "--base-gpu-id", "4")["gpu count"].found == (
+        "8, 4 from --base-gpu-id 4 on")
+
+
 def test_tensor_times_pipeline(tmp_path: Path) -> None:
     built = image(tmp_path)
+    assert tensor_parallel(built, settings(tmp_path, "--", "--tp", "4", "--dp", "2")) == 8
+    assert tensor_parallel(built, settings(tmp_path, "--", "--tp", "4", "--dp", "4", "--enable-dp-attention")) == 4
+    assert tensor_parallel(built, settings(tmp_path, "--", "--tp", "16", "--nnodes", "2")) == 8
     assert tensor_parallel(built, settings(tmp_path)) == 1
     assert tensor_parallel(built, settings(tmp_path, "--", "--tensor-parallel-size=4", "--pp", "2")) == 8
     assert tensor_parallel(built, settings(tmp_path, "--", "--tp", "all")) == 1

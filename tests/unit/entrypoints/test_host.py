@@ -33,6 +33,9 @@ def library(**changes: Any) -> types.ModuleType:
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5, "nvmlDeviceGetGpuMaxPcieLinkGeneration": lambda _: 5,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
         "nvmlDeviceGetEnforcedPowerLimit": lambda _: 600000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 600000,
+        "nvmlDeviceGetPersistenceMode": lambda card: 1 if card == 0 else refuse(),
+        "nvmlDeviceGetEccMode": lambda card: [0, 0] if card == 0 else refuse(),
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [types.SimpleNamespace(pid=7)],
         "NVML_P2P_CAPS_INDEX_READ": (0,), "NVML_P2P_STATUS_OK": 0,  # a tuple, as in nvidia-ml-py 13.615
         "nvmlDeviceGetP2PStatus": lambda one, other, index: [0 if one < other else 1][index],
@@ -47,7 +50,8 @@ def test_two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     found = host.read()
     assert (found.driver, found.driver_cuda) == ("580.95.05", "13.2")
     first, second = found.gpus
-    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 5, 600.0, (7,))
+    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 5, 600.0, (7,), "", 600.0, True, False)
+    assert (second.persistence, second.ecc) == (None, None)
     assert second.pcie_now == (0, 0)
     assert found.p2p == ((None, True), (False, None))
     assert found.topology == (("self", "node"), ("unknown", "self"))
