@@ -50,6 +50,8 @@ def identity(name: str, environ: Mapping[str, str], cache: Path | None = None) -
     """
     if not is_local(name):
         return {"name": name, "sha256": None, "revision": _revision(name, environ, cache)}
+    if not Path(name).expanduser().is_dir():  # `plan` may be asked where the models are not
+        return {"name": name, "sha256": None, "revision": None}
     total = hashlib.sha256()
     for path in sorted(Path(name).expanduser().iterdir()):
         if path.is_file() and not path.name.startswith("."):

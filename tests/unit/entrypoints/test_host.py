@@ -50,7 +50,8 @@ def test_two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     found = host.read()
     assert (found.driver, found.driver_cuda) == ("580.95.05", "13.2")
     first, second = found.gpus
-    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 5, 600.0, (7,), "", 600.0, True, False)
+    assert first == host.Gpu(0, "RTX", "12.0", 96 * 2**30, 2**30, (5, 16), (5, 16), 5, 600.0, (7,),
+                             power_default=600.0, persistence=True, ecc=False)
     assert (second.persistence, second.ecc) == (None, None)
     assert second.pcie_now == (0, 0)
     assert found.p2p == ((None, True), (False, None))
