@@ -39,6 +39,9 @@ test: $(ENV) engine tools lint ## everything, for real: lint, unit, engine, regi
 test-stack: $(ENV) engine ## build the whole CUDA 13 stack and look into it (10 GB, long)
 	$(BIN)/pytest tests/stack -m stack
 
+test-endurance: $(ENV) engine ## 50 lives of the real server (ENDURANCE_CYCLES=N): nothing may be left
+	$(BIN)/pytest tests/endurance -m endurance -s
+
 bench: $(ENV) engine ## our own speed, side by side with plain tools
 	$(BIN)/python -m tests.perf.bench
 
@@ -51,4 +54,4 @@ demo: $(ENV) engine ## build the CPU stack, run its image, benchmark EAGLE-3 aga
 clean: ## what builds and demos wrote into the checkout; images stay
 	rm -rf .buildctl results .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
-.PHONY: help env engine tools lint test-unit test test-stack bench demo-model demo clean
+.PHONY: help env engine tools lint test-unit test test-stack test-endurance bench demo-model demo clean
