@@ -156,6 +156,7 @@ class Server:
         self._settled = False
         self._next_look = 0.0
         self._oom_before = 0
+        self._sent: list[str] = []
         self._temporary: Path | None = None
         self._death: ServerDied | None = None
         self._report: StopReport | None = None
@@ -305,13 +306,12 @@ class Server:
         if self._report or self._process is None:
             return self._report or StopReport.nothing()
         begin = time.monotonic()
-        before_stop = self.exit_code is not None
+        before_stop = self.exit_code is not None and not self._sent
         self._ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
-        sent: list[str] = []
         try:
-            self._end_tree(grace, sent, _HURRIED_KILL if hurried else _AFTER_KILL)
+            self._end_tree(grace, _HURRIED_KILL if hurried else _AFTER_KILL)
         except BaseException:
-            self._kill_tree(sent, _HURRIED_KILL)
+            self._kill_tree(_HURRIED_KILL)
             raise
         finally:
             for descriptor in self._fds:
@@ -322,7 +322,7 @@ class Server:
             self._forget_temporary()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        self._report = StopReport(0.0, tuple(sent), self.exit_code, before_stop=before_stop)
+        self._report = StopReport(0.0, tuple(self._sent), self.exit_code, before_stop=before_stop)
         self._report = self._remains(0.0 if hurried else self._patience)
         self._report = dataclasses.replace(self._report, seconds=time.monotonic() - begin)
         return self._report
@@ -375,7 +375,7 @@ class Server:
                                       "process-gone")
         return dataclasses.replace(diagnosis, missing=gone)
 
-    def _end_tree(self, grace: float, sent: list[str], after_kill: float) -> None:
+    def _end_tree(self, grace: float, after_kill: float) -> None:
         """TERM, then KILL what is left after the grace time.
 
         Only the first process gets TERM: it ends its children in order. When it is dead already, they get it.
@@ -386,7 +386,7 @@ class Server:
         for pid in [self.pid] if first else [one.pid for one in self._living()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-                sent[:] = ["TERM"]
+                self._sent[:] = ["TERM"]
         end = time.monotonic() + grace
         while time.monotonic() < end:
             if not self._living():
@@ -394,16 +394,16 @@ class Server:
             if self._death and self.exit_code is None:
                 break  # it is dying of itself and would take a minute over it
             time.sleep(0.05)
-        self._kill_tree(sent, after_kill)
+        self._kill_tree(after_kill)
 
-    def _kill_tree(self, sent: list[str], seconds: float) -> None:
+    def _kill_tree(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while (living := self._living()) and time.monotonic() < end:
             for one in living:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(one.pid, signal.SIGKILL)
-            if "KILL" not in sent:
-                sent.append("KILL")
+            if "KILL" not in self._sent:
+                self._sent.append("KILL")
             time.sleep(0.05)
 
     def _living(self) -> Sequence[Process]:

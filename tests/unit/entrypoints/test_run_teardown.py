@@ -143,7 +143,8 @@ def test_a_stop_between_the_arms_keeps_the_block_just_measured(bench: Bench) -> 
     assert partial["status"] == "aborted"
     (block,) = partial["blocks"]
     assert block["validity"]["ok"]
-    assert block["stop"]["signals"][-1] == "KILL"
+    assert block["stop"]["signals"] == ["TERM", "KILL"]
+    assert block["stop"]["before_stop"] is False
 
 
 def test_a_stop_while_the_result_is_written_waits_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
