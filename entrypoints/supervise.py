@@ -322,17 +322,17 @@ class Server:
             self._forget_temporary()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        self._report = StopReport(0.0, tuple(self._sent), self.exit_code, before_stop=before_stop)
-        self._report = self._remains(0.0 if hurried else self._patience)
-        self._report = dataclasses.replace(self._report, seconds=time.monotonic() - begin)
+        report = StopReport(0.0, tuple(self._sent), self.exit_code, before_stop=before_stop)
+        report = self._remains(report, 0.0 if hurried else self._patience)
+        self._report = dataclasses.replace(report, seconds=time.monotonic() - begin)
         return self._report
 
     def remains(self) -> StopReport:
         """The report of a server that was stopped, after another wait for what it left behind."""
         report = self.stop()
         if not report.clean:
-            self._report = self._remains(self._patience)
-        return self._report or report
+            self._report = report = self._remains(report, self._patience)
+        return report
 
     def __enter__(self) -> Server:
         self.start()
@@ -416,16 +416,15 @@ class Server:
                            if not one.alive and one.parent == mine and pid != self._process.pid)
         return living
 
-    def _remains(self, patience: float) -> StopReport:
+    def _remains(self, report: StopReport, patience: float) -> StopReport:
         """What is left, after waiting for it as long as it gets less: drivers take seconds to give memory back.
 
         Bounded: each further wait needs a process, a port or 64 MiB less than before.
         """
-        assert self._report is not None
-        least, end = self._left(), time.monotonic() + patience
+        least, end = self._left(report), time.monotonic() + patience
         while not least.clean and time.monotonic() < end:
             time.sleep(min(0.5, patience))
-            now = self._left()
+            now = self._left(report)
             if _less(now, least):
                 least, end = now, time.monotonic() + patience
             elif now.clean:
@@ -434,12 +433,11 @@ class Server:
             return least
         return dataclasses.replace(least, gpu_holders=tuple(self._holders()))
 
-    def _left(self) -> StopReport:
-        """One look."""
-        assert self._report is not None
+    def _left(self, report: StopReport) -> StopReport:
+        """The report with what one look finds."""
         survivors = tuple((one.pid, one.name) for one in self._living())
         return dataclasses.replace(
-            self._report, exit_code=self.exit_code, survivors=survivors,
+            report, exit_code=self.exit_code, survivors=survivors,
             busy_ports=tuple(sorted(self._ports & set(processes.listeners()))),
             segments=() if survivors else tuple(processes.remove_segments(self._segments)),
             gpu_held_bytes=tuple(max(0, now - before) for now, before in
