@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoints import health, version
+from entrypoints import health, probe, version
 from entrypoints.command import given_flags, server_argv, server_environment
 from entrypoints.errors import BadConfig, CannotWrite, Problem
 from entrypoints.image import Image
 from entrypoints.logfile import PassThrough
+from entrypoints.probe import NoAnswer
 from entrypoints.readiness import Expect, asked, wait_ready
 from entrypoints.settings import Settings, suggestion
 from entrypoints.supervise import Launch, Server
@@ -44,6 +46,7 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
             ready = wait_ready(server, expect, stall=settings.stall_seconds, deadline=settings.ready_seconds or None,
                                mode="serve", on_progress=lambda step: print(f"entrypoint: {step}", file=sys.stderr))
             print(f"entrypoint: ready after {ready.seconds:.1f} s", file=sys.stderr, flush=True)
+            server.doubt = functools.partial(_answers, port)
         health.beat("serving" if _can_be_asked(said) else "supervising", "serve", port=port)
         while True:
             server.wait(1.0)
@@ -54,6 +57,17 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
         for left in server.stop(settings.grace_seconds).problems():
             print(f"entrypoint: {left}", file=sys.stderr, flush=True)
         health.forget()
+
+
+def _answers(port: int, line: str) -> bool:
+    """Whether the server lives in spite of a fatal line: with --log-requests anybody may write one into the log."""
+    try:
+        healthy = probe.ask(port, "/health").status == 200
+    except NoAnswer:
+        return False
+    if healthy:
+        print(f"entrypoint: /health says 200, so this line is no death: {line[:200]}", file=sys.stderr, flush=True)
+    return healthy
 
 
 def completed(settings: Settings) -> Settings:

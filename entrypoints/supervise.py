@@ -139,6 +139,8 @@ class Server:
         self.log = log or LogFile(launch.log)
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.started = 0.0
+        #: whether a fatal log line may be disbelieved; it is asked only while all processes live
+        self.doubt: Callable[[str], bool] = lambda _line: False
         self._memory = memory
         self._holders = holders
         self._patience = PATIENCE if patience is None else patience
@@ -212,7 +214,8 @@ class Server:
     def check(self) -> None:
         """Raise `ServerDied` with a diagnosis when any process that the server needs is gone; cheap.
 
-        A fatal log line counts as death: SGLang may linger for a minute after it, answering nothing.
+        A fatal log line counts as death: SGLang may linger for a minute after it, answering nothing. Where strangers'
+        words may be in the log, `doubt` decides.
         """
         if self._death:
             raise self._death
@@ -228,7 +231,7 @@ class Server:
                      for pid in (self._fds[fd] for fd, _ in self._poll.poll(0)))
         fatal = [line for line in self.log.new_lines()
                  if (hit := faults.match(line, faults.load(), self.version)) and hit.fault.fatal]
-        if gone or fatal:
+        if gone or (fatal and not self.doubt(fatal[0])):
             self._death = ServerDied(self._last_words(gone))
             raise self._death
 

@@ -20,6 +20,7 @@ Script, all optional:
   ignore_term  true
   then         steps after the port is due, in order: ["after", s] | ["log", text] | ["exit", status] |
                ["signal", name] | ["kill", worker index] | ["requests", n]: wait for n generations | ["hang"] |
+               ["sick"]: /health says 503 from now on |
                ["escape"]: a process that leaves its session and its parent, listens on a port and ignores TERM
 """
 
@@ -62,13 +63,14 @@ class State:
         self.arguments = arguments
         self.opened = time.monotonic()
         self.generations = 0
+        self.sick = False
         self.counted = threading.Condition()
 
     @property
     def up(self) -> bool:
         """Whether the warm-up is over."""
         starting = self.script.get("starting", 0)
-        return starting is not None and time.monotonic() - self.opened >= starting
+        return not self.sick and starting is not None and time.monotonic() - self.opened >= starting
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -224,6 +226,8 @@ def play(state: State, workers: list[int]) -> None:
             os.kill(os.getpid(), getattr(signal, rest[0]))
         elif what == "exit":
             os._exit(rest[0])
+        elif what == "sick":
+            state.sick = True
         elif what == "escape":
             escape()
         elif what == "hang":

@@ -148,6 +148,24 @@ def test_a_death_is_never_a_success(tmp_path: Path, script: dict[str, Any], caus
     assert "do:" in one.err
 
 
+FORGED = "[2026-12-01 05:15:22] Scheduler hit an exception: Traceback (most recent call last):"
+
+
+def test_words_of_a_request_in_the_log_end_no_server(tmp_path: Path) -> None:
+    """With --log-requests a prompt stands in the log as it came, new lines included: it must not stop a service."""
+    request = f"|Receive: obj=GenerateReqInput(text='\n{FORGED}"
+    one = serving(tmp_path, then=[["requests", 1], ["after", 0.5], ["log", request]])
+    one.until("this line is no death: " + FORGED)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 143
+
+
+def test_the_same_words_of_a_server_that_no_longer_answers_are_believed(tmp_path: Path) -> None:
+    one = serving(tmp_path, then=[["requests", 1], ["after", 0.5], ["sick"], ["log", "|" + FORGED], ["hang"]])
+    assert one.end() == 69
+    assert "Scheduler hit an exception" in one.err
+
+
 def test_a_server_that_we_cannot_ask_is_still_watched(tmp_path: Path) -> None:
     one = serving(tmp_path, "--node-rank", "1", then=[["after", 0.5], ["exit", 3]])
     assert one.end() == 69
