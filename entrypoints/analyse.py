@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from entrypoints import equivalence, noise
+from entrypoints import equivalence, noise, task
 
 Array = NDArray[np.float64]
 Record = Mapping[str, Any]
@@ -214,12 +214,13 @@ def judge(means: Array, alpha: float, margin: float, scale: Scale) -> tuple[Inte
     return interval, classify(interval, margin), []
 
 
-def outliers(rows: Sequence[Record]) -> set[int]:
-    """Indexes of requests whose log rate is far from what their arm, prompt and server start let expect.
+def outliers(rows: Sequence[Record]) -> dict[int, float]:
+    """Index to expected log rate of requests that are far from what their arm, prompt and server start let expect.
 
     Never deleted. A whole start that is slow is no outlier: that is the variation which the interval is about.
     """
-    residual = np.array([math.log(rate(row)) for row in rows])
+    logs = np.array([math.log(rate(row)) for row in rows])
+    residual = logs.copy()
     keys: tuple[Callable[[Record], Hashable], ...] = (lambda row: (row["arm"], row["prompt_id"]),
                                                       lambda row: row["block"])
     for key in keys:
@@ -230,8 +231,8 @@ def outliers(rows: Sequence[Record]) -> set[int]:
             residual[members] -= np.median(residual[members])
     spread = float(np.median(np.abs(residual))) if rows else 0.0
     if spread == 0:
-        return set()
-    return {index for index, value in enumerate(residual) if abs(value) > OUTLIER * spread}
+        return {}
+    return {index: float(logs[index] - value) for index, value in enumerate(residual) if abs(value) > OUTLIER * spread}
 
 
 def rate(row: Record) -> float:
@@ -485,6 +486,12 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
                           f"{' (' + claim['reason'] + ')' if claim.get('reason') else ''}")
     if same and same["alarms"]:
         causes += [f"output differs: {alarm}" for alarm in same["alarms"]]
+    checked = same and same["task"]
+    if checked and checked["state"] != "same":
+        end = plan["primary_endpoint"]
+        (causes if checked["state"] == "drop" else notes).append(
+            task.line(checked, end["baseline"], end["candidate"]).removesuffix(".") +
+            (": a defect, not rounding" if checked["state"] == "drop" else ""))
     return causes, notes
 
 
@@ -522,6 +529,8 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     judged = [one for block in blocks for one in block.get("ties") or []]
     limit = equivalence.TIE_GAP_QUANTISED if quantised else equivalence.TIE_GAP
     same = _equivalence(rows, (names[0], first), plan, lossy, equivalence.ties(judged, limit))
+    if same is not None:
+        same["task"] = task.compare(task.results(blocks, names[0]), task.results(blocks, first))
     causes, notes = gates(plan, blocks, rows, evidence=evidence, same=same, arms_diff=arms_diff or {})
     floor = _noise(table, controls, plan)
     if floor["significant"]:
@@ -532,7 +541,8 @@ def analyse(plan: Record, blocks: Sequence[Record], requests: Sequence[Record], 
     verdict = "invalid" if causes else primary["verdict"]
     if verdict in {"win", "loss", "equivalent"} and flagged["verdict"] != verdict:
         verdict = "inconclusive"
-        notes.append(f"without {flagged['requests']} flagged requests the verdict would be {flagged['verdict']}")
+        notes.append(f"with the {flagged['requests']} flagged requests at the rate of the others the verdict would be "
+                     f"{flagged['verdict']}")
     arms = {name: {str(point): arm_summary([row for row in rows if row["arm"] == name and row["concurrency"] == point])
                    for point in plan["load_points"]} for name in names}
     excluded = [{"block": block["index"], "arm": block["arm"], "causes": list(block["validity"]["causes"])}
@@ -567,7 +577,9 @@ def _without_outliers(rows: Sequence[Record], plan: Record, primary: Mapping[str
     verdict = primary["verdict"]
     ratio = primary["ratio"]
     if far:
-        clean = [row for index, row in enumerate(mine) if index not in far]
+        # at the rate to be expected, not left out: a prompt that is missing once would be missing in every pair
+        clean = [{**row, "t_last": row["t_first"] + (row["n_tokens_server"] - row["n_first_chunk"]) /
+                  math.exp(far[index])} if index in far else row for index, row in enumerate(mine)]
         names = (primary["baseline"], primary["candidate"])
         again = comparison([row for row in clean if row["arm"] == names[0]],
                            [row for row in clean if row["arm"] == names[1]], names=names, concurrency=point,

@@ -233,6 +233,22 @@ def _fill(line: dict[str, Any], job: Job, response: Response, t_send: float, ori
         raise ValueError(f"the server counted {line['n_prompt']} prompt tokens, {len(job.input_ids)} were sent")
 
 
+def answer(raw: Raw) -> str:
+    """The whole text of a streamed answer. Raises `ValueError` when there is none or it did not end."""
+    text, done = "", False
+    for _, data in events(parse(raw)):
+        if data == b"[DONE]":
+            done = True
+            break
+        message = json.loads(data)
+        part, total = message.get("text") or "", (message.get("meta_info") or {}).get("completion_tokens")
+        # cumulative without --incremental-streaming-output, as the ids are
+        text = part if len(message.get("output_ids") or []) == total else text + part
+    if not done:
+        raise ValueError("the stream ended without [DONE]")
+    return text
+
+
 def ids_digest(ids: Sequence[int]) -> str:
     """SHA-256 of token ids, as decimal numbers with blanks between them."""
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()

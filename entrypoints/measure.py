@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints import analyse, client, equivalence, evidence, prompts, telemetry, trace
+from entrypoints import analyse, client, equivalence, evidence, prompts, task, telemetry, trace
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
@@ -56,6 +56,8 @@ class Task:
     trace: Path | None = None
     #: splits between the arms to look at on this (baseline) server, see `equivalence.forks`
     forks: Sequence[Mapping[str, Any]] = ()
+    #: problems of the task check to ask on this server
+    problems: Sequence[task.Problem] = ()
 
 
 @dataclass
@@ -183,6 +185,8 @@ class _Measuring:
         self.record["server_info_after"] = self._thresholds()
         self.record["ties"] = asyncio.run(self._ties(rendered))
         self.record["evidence"] = self._evidence(len(grown))
+        if self.task.problems:
+            self.record["task"] = self._problems()
 
     def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
         """By the server; when it cannot render chats, by its tokenizer, unless its template is not the model's own."""
@@ -330,6 +334,29 @@ class _Measuring:
             except (ValueError, KeyError, IndexError, TypeError, client.StalledError) as error:
                 self.say(f"split of {fork['prompt_id']} not looked at: {error}")
         return judged
+
+    def _problems(self) -> dict[str, Any]:
+        """The task check: (problem, right answer, given answer, right) each; unanswered requests are only counted."""
+        began, problems = time.perf_counter(), self.task.problems
+        answers: list[list[Any]] = []
+        failed = 0
+        for part in (problems[:task.PROBE], problems[task.PROBE:]):
+            if not part or task.hopeless([right for _, _, _, right in answers]):
+                break
+            self.say(f"task check, {len(part)} problems")
+            rendered = self._render([prompts.Prompt(one.id, "task", one.messages) for one in part])
+            jobs = [client.Job(one.id, "task", rendered[one.id], self.task.plan["max_tokens"]) for one in part]
+            load = self._generate(jobs, self.task.plan["task_check"]["concurrency"])
+            said = {job.prompt_id: raw for job, raw in load.raws}
+            for one in part:
+                try:
+                    given = task.extract(client.answer(said[one.id]))
+                except (ValueError, KeyError):
+                    failed += 1
+                    continue
+                answers.append([one.id, one.answer, given, given == one.answer])
+        return {"asked": len(problems), "answers": answers, "failed": failed,
+                "seconds": round(time.perf_counter() - began, 3)}
 
     def _thresholds(self) -> dict[str, Any]:
         """Acceptance thresholds after the measurement: they can be changed while a server runs."""

@@ -175,7 +175,9 @@ def _output(result: Result) -> str:
     if not same:
         return ""
     head, rows = report.output_rows(result)
-    return f"<p>State: <strong>{_safe(same['state'])}</strong></p>" + _table(head, rows)
+    text = f"<p>State: <strong>{_safe(same['state'])}</strong></p>" + _table(head, rows)
+    line = report.task_line(result)
+    return text + (f"<p>{_safe(line)}</p>" if line else "")
 
 
 def _break_even(result: Result) -> str:

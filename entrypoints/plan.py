@@ -41,6 +41,8 @@ LIVE = ("effective_max_running_requests_per_dp",)
 REMEDIES: Mapping[str, str] = {
     "cuda_graph_config": "--cuda-graph-max-bs-decode N (the captured sizes are then pinned in both arms)",
     "effective_max_running_requests_per_dp": "--max-running-requests N"}
+#: requests in flight of the task check; greedy, so that only rounding depends on it
+TASK_CONCURRENCY = 16
 PORT = "{port}"
 #: stands for a secret in every file
 HIDDEN = "***"
@@ -325,6 +327,7 @@ def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, r
         "prompts": {"pack": pack.name, "sha256": pack.sha256, "count": len(pack.measured), "strata": pack.strata(),
                     "ids": [prompt.id for prompt in pack.measured], "warmup": len(pack.warmup)},
         "warmup": warm_up(image, settings),
+        "task_check": {"problems": settings.task_check, "seed": settings.seed, "concurrency": TASK_CONCURRENCY},
         # on a CPU the client shares the cores with the server: its lag is reported and spoils no block
         "client": {"lag_share": None if image.cuda is None else 0.1},
         "effort": settings.effort, "looks": list(at), "max_pairs": at[-1], "alpha_total": ALPHA,
@@ -371,4 +374,5 @@ def estimate(plan: Mapping[str, Any], *, start_seconds: float, rate: float) -> f
     measured = sum(tokens / (rate * max(1.0, point ** 0.7)) for point in plan["load_points"])
     warm = plan["warmup"]
     warming = 4 * warm["window"] * warm["max_tokens"] / rate
-    return float(len(plan["order"]) * (start_seconds + warming + measured))
+    task = 2 * plan["task_check"]["problems"] * plan["max_tokens"] / (rate * TASK_CONCURRENCY ** 0.7)
+    return float(len(plan["order"]) * (start_seconds + warming + measured) + task)

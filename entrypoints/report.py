@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from entrypoints import task
 from entrypoints.result import percent
 
 Result = Mapping[str, Any]
@@ -168,7 +169,15 @@ def output_rows(result: Result) -> Rows:
 
 def _output(result: Result) -> str:
     same = result["equivalence"]
-    return f"State: **{same['state']}**.\n\n{table(*output_rows(result))}" if same else ""
+    if not same:
+        return ""
+    return "\n\n".join([f"State: **{same['state']}**.", table(*output_rows(result)), task_line(result)]).strip()
+
+
+def task_line(result: Result) -> str:
+    """What came of the task check; "" when none was made."""
+    found, end = (result["equivalence"] or {}).get("task"), result["plan"]["primary_endpoint"]
+    return task.line(found, end["baseline"], end["candidate"]) if found else ""
 
 
 def break_even(result: Result) -> str:

@@ -193,6 +193,8 @@ def headline(verdict: str, comparison: Mapping[str, Any], plan: Mapping[str, Any
     if plan.get("interval_from") == "noise floor" and not by_floor:
         return (f"INCONCLUSIVE: {candidate} against {baseline}: {percent(ratio)} in {comparison['pairs']} pairs, and "
                 "no noise floor of this machine to hold it against; --effort standard measures and keeps one.")
+    if comparison.get("verdict", verdict) != verdict:
+        return f"INCONCLUSIVE: {candidate} against {baseline}: {interval}, but that hangs on a few odd requests."
     need = comparison.get("pairs_needed_estimate")
     more = f" About {max(need - comparison['pairs'], 1)} more pairs would settle it at this noise." if need else \
         " No reasonable number of pairs would settle it at this noise."

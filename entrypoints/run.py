@@ -30,6 +30,7 @@ from entrypoints import (
     resolve,
     result,
     signals,
+    task,
     telemetry,
 )
 from entrypoints.check import tensor_parallel
@@ -201,7 +202,8 @@ class Runner:
         now = _now()
         run_id = f"{now.replace('-', '').replace(':', '')}-{secrets.token_hex(2)}"
         document = self._make(run_id, now)
-        self.folder = records.create(Path(self.settings.results), run_id)
+        # under a hidden name until plan and context are in it: a run's folder can be read at every moment
+        self.folder = records.create(Path(self.settings.results), f".{run_id}")
         records.write(self.folder / records.PLAN, records.dump(document))
         self.context = {
             "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
@@ -212,6 +214,7 @@ class Runner:
             "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
             "evidence": []}
         self._save_context()
+        self.folder = self.folder.rename(self.folder.with_name(run_id))
         return document
 
     def _make(self, run_id: str, created: str) -> dict[str, Any]:
@@ -325,7 +328,7 @@ class Runner:
                 reruns += 1
                 if fatal or reruns > RERUNS:
                     return
-            if self._settled(pair, valid):
+            if self._settled(slot, valid):
                 return
 
     def _block(self, index: int, slot: int, pair: int, name: str) -> tuple[dict[str, Any], bool]:
@@ -336,15 +339,15 @@ class Runner:
         launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
                         log=self.folder / f"server-{index:02}-{name}.log", port=port)
         expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=_identity(launch.argv))
-        task = measure.Task(
+        job = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
             render=self._render,
             origin=self.begin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
             grace=self.settings.grace_seconds, api_key=self.settings.api_key,
             forks=self._forks() if arm is self.arms[0] else (), patches=self.image.patches,
-            trace=self._trace_folder(name))
+            trace=self._trace_folder(name), problems=self._problems(name))
         requests = self.folder / records.REQUESTS
-        outcome = measure.run(task, save=lambda row: records.append(requests, row),
+        outcome = measure.run(job, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
                               between=self._in_time)
         with signals.held():
@@ -367,9 +370,18 @@ class Runner:
 
     def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
         """Once for all server starts: the tokenizer does not change between them."""
-        if not self.rendered:
-            self.rendered = prompts.render_offline(self.image.python, self.settings.model, wanted, self._environment())
-        return self.rendered
+        if new := [one for one in wanted if one.id not in self.rendered]:
+            self.rendered.update(prompts.render_offline(self.image.python, self.settings.model, new,
+                                                        self._environment()))
+        return {one.id: self.rendered[one.id] for one in wanted}
+
+    def _problems(self, name: str) -> tuple[task.Problem, ...]:
+        """What to ask the first valid start of each of the two primary arms."""
+        end, check = self.plan["primary_endpoint"], self.plan["task_check"]
+        if name not in (end["baseline"], end["candidate"]) or \
+                task.results(records.lines(self.folder / records.BLOCKS), name) is not None:
+            return ()
+        return task.problems(check["seed"], check["problems"])
 
     def _environment(self) -> dict[str, str]:
         return server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))
@@ -432,12 +444,17 @@ class Runner:
             raise Deadline(Problem(what=f"the deadline of {limit:g} s was reached", where="benchmark",
                                    todo="what was measured is kept; --resume DIR goes on"))
 
-    def _settled(self, pair: int, valid: set[int]) -> bool:
-        """After a whole pair: say where we are, and at a planned look whether that is enough."""
-        slots = [slot for slot, other, _ in self.plan["order"] if other == pair]
-        if not set(slots) <= valid or slots[-1] != max(slot for slot in valid if slot in slots):
+    def _settled(self, slot: int, valid: set[int]) -> bool:
+        """After the latest whole pair: say where we are, and at a planned look whether that is enough.
+
+        A resumed run comes by here with pairs that it had, and perhaps with a part of the next one.
+        """
+        last = {pair: slot for slot, pair, _ in self.plan["order"]}
+        open_pairs = {pair for slot, pair, _ in self.plan["order"] if slot not in valid}
+        whole = [pair for pair in last if pair not in open_pairs]
+        if not whole or slot != last[max(whole)]:
             return False
-        done = len({other for slot, other, _ in self.plan["order"] if slot in valid})
+        done = len(whole)
         self._save_context()
         found = result.assemble(self.folder)
         first = found["comparison"][0]

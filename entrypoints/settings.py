@@ -60,6 +60,8 @@ class Settings:
     seed: int = _option(20261201, "seed of the order of arms and prompts", at_least=0)
     margin: float = _option(0.02, "ratio within which two arms count as equivalent", at_least=0)
     effort: str = _option("standard", "how much to measure", choices=EFFORTS)
+    task_check: int = _option(200, "word problems with known answers asked in both arms: a drop makes the run invalid; "
+                              "0: none", at_least=0)
     noise_floor: str = _option("auto", "control arm (the baseline again): measure, off, or auto: where the effort is "
                                "standard or thorough and none of the last 30 days is kept", choices=NOISE_FLOORS)
     results: str = _option("/results", "folder for the runs")

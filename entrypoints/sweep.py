@@ -54,7 +54,8 @@ def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: T
     """
     arms = parse(settings, image)
     first = dataclasses.replace(settings, arm=tuple(f"{name}={flags}" for name, flags in arms.items()), pairs=1,
-                                passes=1, concurrency=settings.concurrency[:1], sweep=(), noise_floor="off")
+                                passes=1, concurrency=settings.concurrency[:1], sweep=(), noise_floor="off",
+                                task_check=0)
     choosing = run.Runner(image, first, environ, err, half=0)
     choosing.say(f"sweep: {len(arms)} settings, one start each; the best is confirmed afterwards")
     choosing.go()

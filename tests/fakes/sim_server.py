@@ -12,7 +12,8 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
-exit `status` of such a death; `stillborn`: it dies so before it listens; `ignore_term`; `length` factor.
+exit `status` of such a death; `stillborn`: it dies so before it listens; `ignore_term`;`length` factor;
+`wrong` share of problems answered wrongly. `answers` beside `arms` {text of a problem: its answer}: for the task check.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Sim:
         self.asked: set[str] = set()
         self.running = self.served = self.health_asked = 0
         self.dice = random.Random(config.get("seed", 1) * 31 + self.number)
+        self.answers: dict[str, int] = config.get("answers", {})
 
     def die(self) -> NoReturn:
         print("\n".join(self.arm.get("last_words", (
@@ -112,6 +114,14 @@ class Sim:
             made.append((token + off) % TOKENS)
         return made
 
+    def text(self, prompt: list[int]) -> str:
+        """The answer to a problem of the task check, or nothing."""
+        asked = "".join(map(chr, prompt[2:]))
+        if asked not in self.answers:
+            return ""
+        wrong = random.Random(asked).random() < self.arm.get("wrong", 0.0)
+        return f"Answer: {self.answers[asked] + wrong}"
+
     def rate(self, seen: bool) -> float:
         rate = float(self.arm.get("at", {}).get(str(self.running), self.arm.get("rate", 400.0)))
         rate = float(self.arm.get("by_steps", {}).get(str(self.flags.get("speculative_num_steps")), rate))
@@ -120,7 +130,7 @@ class Sim:
     async def generate(self, body: dict[str, Any], write: Any) -> None:
         prompt = body.get("input_ids") or [ord(letter) for letter in body.get("text", "")]
         wanted = int(body["sampling_params"]["max_new_tokens"] * self.arm.get("length", 1.0))
-        ids = self.ids(prompt, max(2, wanted))
+        ids, text = self.ids(prompt, max(2, wanted)), self.text(prompt)
         key = json.dumps(prompt)
         self.asked.add(key)
         cached = self.seen.get(key, 0)
@@ -157,7 +167,7 @@ class Sim:
                                     spec_accept_length=sent / max(rounds, 1),
                                     spec_num_proposed_drafts=5 * rounds,
                                     spec_correct_drafts_histogram=[rounds - accepted, accepted])
-                write({"text": "", "output_ids": ids[:sent], "meta_info": meta})
+                write({"text": text, "output_ids": ids[:sent], "meta_info": meta})
             write(None)
         finally:
             self.running -= 1

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.server]
 
 #: exit codes of a benchmark that measured something valid
 VALID = {0: "win", 10: "loss", 11: "equivalent", 12: "inconclusive"}
-SHORT = ("--effort", "quick", "--pairs", "2", "--prompts-per-stratum", "1", "--max-tokens", "64")
+SHORT = ("--effort", "quick", "--pairs", "2", "--prompts-per-stratum", "1", "--max-tokens", "64", "--task-check", "0")
 MODELS = ("--model", "/models/target", "--draft", "/models/draft")
 
 

@@ -123,6 +123,20 @@ def test_far_requests_are_kept_and_decide_nothing_alone() -> None:
     assert "1 of 96 requests" in " ".join(loud["verdict"]["reasons"])
 
 
+def test_odd_requests_in_every_prompt_do_not_take_a_clear_verdict_back() -> None:
+    """Left out, they would leave no prompt that every pair has, and so no verdict."""
+    plan, blocks, rows = builders.run(3.0, 4, noise=0.01, count=4)
+    dice = np.random.default_rng(5)
+    for place, row in enumerate(rows):
+        slow = 3.0 if place in {1, 10, 19, 28} else math.exp(dice.normal(0, 0.01))
+        row["t_last"] = row["t_first"] + (row["t_last"] - row["t_first"]) * slow
+    found = analyse.analyse(plan, blocks, rows)
+    odd = {rows[index]["prompt_id"] for index in analyse.outliers(rows)}
+    assert len(odd) == 4
+    assert found["outliers"]["verdict"] == found["verdict"]["class"] == "win"
+    assert found["outliers"]["ratio"] == pytest.approx(3.0, rel=0.05)
+
+
 def test_a_control_arm_that_differs_spoils_the_run() -> None:
     plan, blocks, rows = builders.run(1.2, 4, noise=0.002)
     plan["arms"].append({"name": "again", "flags": {}, "argv": [], "speculative": False, "control": True})

@@ -51,6 +51,7 @@ def test_inconclusive_says_how_many_more_pairs() -> None:
     assert "About 4 more pairs would settle it" in result.headline("inconclusive", one, document)
     assert "No reasonable number" in result.headline("inconclusive", {**one, "pairs_needed_estimate": None}, document)
     assert "too few server starts" in result.headline("inconclusive", {"ratio": 1.0, "ci": [None, None]}, document)
+    assert "hangs on a few odd requests" in result.headline("inconclusive", {**one, "verdict": "win"}, document)
     assert result.headline("invalid", {}, document).startswith("INVALID")
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from entrypoints import image, records, run
+from entrypoints import calibrate, image, plan, records, run, task
+from entrypoints import result as result_of
 from entrypoints.errors import BadConfig, Invalid
 from entrypoints.settings import Settings
 from tests.unit.entrypoints import schema
@@ -25,6 +29,11 @@ SIM = Path(__file__).parents[2] / "fakes" / "sim_server.py"
 # find the truth is shown in test_analyse.py and test_analyse_simulation.py.
 BASE: dict[str, Any] = {"rate": 600.0}
 SPEC: dict[str, Any] = {"rate": 1800.0, "tau": 2.0}
+#: where no speed is asserted
+FAST: dict[str, Any] = {"rate": 4000.0}
+#: the client against the null server is measured in the first test and in test_calibrate.py
+CALIBRATION = [{"streams": 1, "chunks": 40, "failed": 0, "added_ms": {"p50": 0.1, "p99": 0.2}, "loop_lag_p99_ms": 0.1,
+                "cpu_us_per_chunk": 100.0, "pace_error_pct": 0.0}]
 VALID = {"win", "loss", "equivalent", "inconclusive"}
 
 
@@ -35,13 +44,14 @@ class Bench:
         self.folder = folder
         self.err = io.StringIO()
         self.out = io.StringIO()
+        self.answers: dict[str, int] = {}
 
     def image(self, baseline: dict[str, Any], eagle3: dict[str, Any], **profile: Any) -> image.Image:
         python = self.folder / "python"
         python.write_text(f"#!/bin/sh\nexec {sys.executable} {SIM} \"$@\"\n")
         python.chmod(0o755)
         config = self.folder / "sim.json"
-        config.write_text(json.dumps({"state": str(self.folder / "starts"), "seed": 1,
+        config.write_text(json.dumps({"state": str(self.folder / "starts"), "seed": 1, "answers": self.answers,
                                       "arms": {"baseline": baseline, "eagle3": eagle3}}))
         return image.parse({
             "schema": 1, "image": "sglang", "version": "0.5.23", "stack": "sim", "key": "0" * 64,
@@ -56,7 +66,7 @@ class Bench:
         values: dict[str, Any] = {
             "model": "m", "draft": "d", "results": str(self.folder / "results"), "cache": str(self.folder / "cache"),
             "pairs": 2, "passes": 1, "prompts_per_stratum": 1, "max_tokens": 64, "stall_seconds": 3.0,
-            "grace_seconds": 3.0, **more}
+            "grace_seconds": 3.0, "task_check": 0, **more}
         return Settings(**values)
 
     def go(self, baseline: dict[str, Any], eagle3: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
@@ -73,11 +83,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(calibrate, "measure", lambda streams: CALIBRATION)
     return Bench(tmp_path)
 
 
-def test_a_faster_arm_wins_by_the_true_ratio(bench: Bench) -> None:
+def test_a_faster_arm_wins_by_the_true_ratio_and_analyze_says_the_same(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
     code, result = bench.go(BASE | {"rate": 250.0}, SPEC | {"rate": 1000.0}, pairs=3)
     assert code == 0
     assert result["verdict"]["class"] == "win"
@@ -85,16 +97,13 @@ def test_a_faster_arm_wins_by_the_true_ratio(bench: Bench) -> None:
     assert result["arms"]["eagle3"]["load_points"]["1"]["spec"]["accept_length"] == pytest.approx(2.0, rel=0.02)
     assert result["equivalence"]["state"] == "equivalent"
     assert {one["claim"]: one["state"] for one in result["evidence"]}["speculation"] == "active"
-    report = (bench.run_folder() / records.REPORT).read_text()
+    assert [row["streams"] for row in result["client_calibration"]] == [1]
+    folder = bench.run_folder()
+    report = (folder / records.REPORT).read_text()
     assert report.startswith("# WIN: eagle3 decodes faster than baseline: +")
     assert report in bench.out.getvalue()
     document = json.loads(Path(run.__file__).with_name("result.schema.json").read_text())
     assert list(schema.complaints(result, document, document)) == []
-
-
-def test_analyze_says_the_same_from_the_raw_files(bench: Bench) -> None:
-    code, _ = bench.go(BASE, SPEC, pairs=2)
-    folder = bench.run_folder()
     before = (folder / records.RESULT).read_bytes()
     (folder / records.RESULT).unlink()
     assert run.analyze(folder, bench.settings(), out=io.StringIO()) == code
@@ -114,7 +123,8 @@ def test_analyze_says_the_same_from_the_raw_files(bench: Bench) -> None:
     ({"hang_after": 5}, "the server hangs: no byte for 3 s"),
 ], ids=lambda value: str(value)[:24])
 def test_a_run_that_cannot_count_is_invalid_and_says_why(bench: Bench, arm: dict[str, Any], why: str) -> None:
-    code, result = bench.go(BASE, SPEC | arm, pairs=1, passes=2)
+    """K4-2 (a dead draft), K4-4 (a warm cache) and what else no speed makes good."""
+    code, result = bench.go(BASE | FAST, SPEC | FAST | arm, pairs=1, passes=2)
     assert code == 13
     assert result["verdict"]["class"] == "invalid"
     assert why in " ".join(result["verdict"]["invalid_causes"]), result["verdict"]
@@ -125,8 +135,9 @@ def test_a_run_that_cannot_count_is_invalid_and_says_why(bench: Bench, arm: dict
     {"internal": {"effective_max_running_requests_per_dp": 4096}}, {"mem_fraction_static_resolved": 0.7}])
 def test_arms_with_other_resolved_arguments_are_refused_by_name(bench: Bench, info: dict[str, Any]) -> None:
     """K4-3."""
+    """K4-3: running requests limited on one side only, or memory resolved to something else."""
     with pytest.raises(Invalid) as caught:
-        bench.go(BASE | {"info": info}, SPEC, pairs=1)
+        bench.go(BASE | FAST | {"info": info}, SPEC | FAST, pairs=1)
     key = next(iter(info.get("internal", info)))
     assert key in str(caught.value)
     assert "in both arms" in str(caught.value)
@@ -183,7 +194,6 @@ def test_a_run_stopped_by_the_deadline_resumes_and_keeps_what_it_had(bench: Benc
 
 
 def test_a_settled_run_stops_at_the_look_that_settled_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from entrypoints import plan
     monkeypatch.setattr(plan, "LOOKS", {"standard": (1, 3)})
     monkeypatch.setattr(run, "SETTLED", frozenset(VALID))
     _, result = bench.go(BASE, SPEC, pairs=0)
@@ -191,6 +201,19 @@ def test_a_settled_run_stops_at_the_look_that_settled_it(bench: Bench, monkeypat
     assert result["comparison"][0]["pairs"] == 1
     assert result["comparison"][0]["alpha_used"] == pytest.approx(0.0294)
     assert result["plan"]["max_pairs"] == 3
+
+
+@pytest.mark.parametrize(("valid", "slot", "looked"), [
+    ({0, 1, 2}, 0, False), ({0, 1, 2}, 1, False), ({0, 1, 2, 3}, 1, False), ({0, 1, 2, 3}, 3, True), ({0}, 0, False)])
+def test_a_resumed_run_counts_whole_pairs_only_and_looks_after_the_latest(
+        bench: Bench, monkeypatch: pytest.MonkeyPatch, valid: set[int], slot: int, looked: bool) -> None:
+    """Killed within the second pair it once took its look at two pairs with the data of one."""
+    runner = run.Runner(bench.image(BASE, SPEC), bench.settings(pairs=2), {}, bench.err)
+    found = {"comparison": [{"pairs": 2, "ratio": 1.0, "verdict": "inconclusive"}],
+             "noise_floor": {"significant": False}}
+    monkeypatch.setattr(result_of, "assemble", lambda folder: found)
+    assert runner._settled(slot, valid) is False
+    assert [look["pairs"] for look in runner.context["looks_taken"]] == ([2] if looked else [])
 
 
 RUNNER = """
@@ -264,29 +287,90 @@ def test_sigterm_leaves_no_server_and_a_readable_partial_result(bench: Bench) ->
     assert result["requests_file"]["count"] > 0
 
 
-@pytest.mark.parametrize("place", ["starting eagle3", "warm-up 2", "pass 1", "block 3 of", "after 1 pairs"])
-def test_a_killed_runner_leaves_a_readable_folder_that_resumes_to_its_end(bench: Bench, place: str) -> None:
-    built = bench.image(BASE, SPEC)
-    runner = start(bench, bench.settings(), built)
+@pytest.mark.parametrize("number", range(int(os.environ.get("BUILDCTL_KILLS", "3"))))
+def test_a_runner_killed_at_any_moment_leaves_a_readable_folder_and_resumes_to_the_same_verdict(
+        bench: Bench, number: int) -> None:
+    """kill -9 after a random line of progress and up to 0.3 s later. BUILDCTL_KILLS=30 kills thirty."""
+    dice = random.Random(number)
+    built, wanted = bench.image(BASE | {"rate": 400.0}, SPEC | {"rate": 1600.0}), bench.settings(pairs=3)
+    runner = start(bench, wanted, built)
     assert runner.stderr is not None
-    next(line for line in runner.stderr if place in line)
+    seen = list(itertools.islice(runner.stderr, dice.randrange(1, 64)))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        runner.wait(dice.uniform(0.0, 0.3))
     _end(runner)
     folder = bench.run_folder()
     run.analyze(folder, bench.settings(), out=io.StringIO())
-    assert bench.result()["verdict"]["class"] == "invalid"
-    run.benchmark(bench.settings(resume=str(folder)), built, environ={}, out=bench.out, err=bench.err)
+    partial = bench.result()
+    assert partial["verdict"]["class"] == ("win" if partial["status"] == "complete" else "invalid")
+    code = run.benchmark(bench.settings(resume=str(folder)), built, environ={}, out=bench.out, err=bench.err)
     result = bench.result()
-    assert result["status"] == "complete"
-    assert result["verdict"]["class"] in VALID
-    assert result["comparison"][0]["pairs"] == 2
+    assert (code, result["status"]) == (0, "complete"), seen[-1:]
+    assert result["verdict"]["class"] == "win", result["verdict"]
+    assert result["comparison"][0]["pairs"] == 3, (seen[-1:], bench.err.getvalue())
     assert len({block["index"] for block in result["blocks"]}) == len(result["blocks"])
+    kept = [block["index"] for block in partial["blocks"]]
+    assert [block["index"] for block in result["blocks"]][:len(kept)] == kept
+    print(f"killed after line {len(seen)}: {seen[-1].strip() if seen else ''}; {len(kept)} blocks kept")
+
+
+def test_a_kept_noise_floor_serves_the_next_quick_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide margin: whether this machine is quiet must not decide here."""
+    monkeypatch.setattr(plan, "LOOKS", {"standard": (2,), "quick": (2,)})
+    wanted = {"pairs": 0, "margin": 0.9, "noise_floor": "measure"}
+    _, first = bench.go(BASE, SPEC, effort="quick", **{**wanted, "noise_floor": "auto"})
+    assert first["verdict"]["class"] == "inconclusive"
+    assert "no noise floor of this machine" in first["verdict"]["headline"]
+    _, second = bench.go(BASE, SPEC, effort="standard", **wanted)
+    assert second["noise_floor"]["source"] == "control arm"
+    assert second["noise_floor"]["pairs"] == 2
+    assert [block["arm"] for block in second["blocks"]].count("control") == 2
+    assert second["plan"]["primary_endpoint"]["candidate"] == "eagle3"
+    _, third = bench.go(BASE, SPEC, effort="quick", **{**wanted, "noise_floor": "auto"})
+    assert len(third["blocks"]) == 4
+    assert third["noise_floor"]["source"] == "kept from an earlier run"
+    assert third["noise_floor"]["run_id"] == second["run_id"]
+    assert third["comparison"][0]["interval_from"] == "noise floor"
+    assert "against the noise floor of" in third["verdict"]["headline"]
+
+
+@pytest.mark.parametrize(("base", "spec", "state", "text"), [
+    (0.1, 0.1, "same", "baseline answers {:.1f} % of 40 word problems rightly, eagle3 {:.1f} %"),
+    (0.1, 0.6, "drop", "baseline answers {:.1f} % of 40 word problems rightly, eagle3 {:.1f} %"),
+    (1.1, 1.1, "unavailable", "this model is too weak for the task")])
+def test_both_arms_are_asked_the_word_problems(bench: Bench, base: float, spec: float, state: str, text: str) -> None:
+    wanted = bench.settings().seed
+    bench.answers = {one.messages[0]["content"]: one.answer for one in task.problems(wanted, 40)}
+    _, result = bench.go(BASE | FAST | {"wrong": base}, SPEC | FAST | {"wrong": spec}, pairs=1, task_check=40)
+    found = result["equivalence"]["task"]
+    assert found["state"] == state
+    assert found["n"] == (16 if state == "unavailable" else 40)
+    said = text.format(100 * found["acc_base"], 100 * found["acc_spec"])
+    assert said in (bench.run_folder() / records.REPORT).read_text()
+    assert (result["verdict"]["class"] == "invalid") is (state == "drop")
+    assert ("Task check" in " ".join(result["verdict"]["invalid_causes"])) is (state == "drop")
+
+
+def test_symmetric_memory_that_was_asked_for_and_fell_back_to_nccl_marks_the_run(bench: Bench) -> None:
+    """K4-6: only a warning in the log; the measured run is not the one asked for."""
+    line = "TorchSymmMemCommunicator: Device capability 12.0 not supported, communicator is not available."
+    arms = [one | FAST | {"log": [line], "info": {"enable_torch_symm_mem": True, "tp_size": 2}} for one in (BASE, SPEC)]
+    _, result = bench.go(*arms, pairs=1)
+    (said,) = {(one["declared"], one["observed"], one["state"]) for one in result["evidence"]
+               if one["claim"] == "torch-symmetric-memory"}
+    assert said == ("on", "in effect: NCCL", "unsupported")
+    assert result["verdict"]["class"] in VALID
+    assert "| torch-symmetric-memory |" in (bench.run_folder() / records.REPORT).read_text()
+    code, result = bench.go(*arms, pairs=1, require=("torch-symmetric-memory",))
+    assert code == 13
+    assert "required evidence: torch-symmetric-memory is unsupported" in result["verdict"]["invalid_causes"][0]
 
 
 @pytest.mark.parametrize(("gap", "state"), [
     (0.1, "equivalent-up-to-ties"), (1.5, "different"), (None, "different")])
 def test_splits_are_looked_at_on_the_baseline(bench: Bench, gap: float | None, state: str) -> None:
-    base = BASE | ({} if gap is None else {"tie_gap": gap})
-    _, result = bench.go(base, SPEC | {"split": 0.02}, pairs=2)
+    base = BASE | FAST | ({} if gap is None else {"tie_gap": gap})
+    _, result = bench.go(base, SPEC | FAST | {"split": 0.02}, pairs=2)
     same = result["equivalence"]
     assert same["ab"]["splits"] > 0
     assert same["ties"]["checked"] > 0
@@ -295,13 +379,14 @@ def test_splits_are_looked_at_on_the_baseline(bench: Bench, gap: float | None, s
 
 
 def test_a_cache_that_cannot_be_flushed_and_was_cold_is_said_and_spoils_nothing(bench: Bench) -> None:
-    _, result = bench.go(BASE | {"flush": 404}, SPEC | {"flush": 404}, pairs=1)
+    """K4-4: a flush call that answers 404."""
+    _, result = bench.go(BASE | FAST | {"flush": 404}, SPEC | FAST | {"flush": 404}, pairs=1)
     assert result["verdict"]["class"] in VALID
     assert "not flushed (HTTP 404)" in " ".join(result["verdict"]["reasons"])
 
 
 def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Bench) -> None:
-    _, result = bench.go(BASE, SPEC, pairs=1, concurrency=(4,), rate=40.0, long_context=300)
+    _, result = bench.go(BASE | FAST, SPEC | FAST, pairs=1, concurrency=(4,), rate=40.0, long_context=300)
     assert result["plan"]["rate"] == 40.0
     assert result["plan"]["prompts"]["strata"]["long"] == 1
     assert result["arms"]["baseline"]["load_points"]["4"]["requests"] == 5
@@ -311,7 +396,7 @@ def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Be
 def test_a_server_that_renders_no_chats_is_served_by_its_tokenizer_once(bench: Bench) -> None:
     """SGLang 0.5.9: `/v1/tokenize` takes plain text only."""
     old = {"tokenize": 422}
-    _, result = bench.go(BASE | old, SPEC | old, pairs=1)
+    _, result = bench.go(BASE | FAST | old, SPEC | FAST | old, pairs=1)
     assert result["verdict"]["invalid_causes"] == []
     assert result["requests_file"]["count"] == 8
     assert (bench.folder / "starts" / "templates").read_text() == "once"
@@ -319,7 +404,7 @@ def test_a_server_that_renders_no_chats_is_served_by_its_tokenizer_once(bench: B
 
 def test_an_argument_that_the_server_changed_is_told(bench: Bench) -> None:
     info = {"info": {"mem_fraction_static": 0.4}}
-    _, result = bench.go(BASE | info, SPEC | info, pairs=1)
+    _, result = bench.go(BASE | FAST | info, SPEC | FAST | info, pairs=1)
     assert "eagle3: the server changed an argument: mem_fraction_static: asked 0.5, server says 0.4" in \
         result["verdict"]["reasons"]
 
@@ -332,7 +417,7 @@ def test_a_flag_that_the_server_does_not_know_is_refused_before_anything_starts(
 
 def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(bench: Bench) -> None:
     from entrypoints.errors import Deadline
-    built = bench.image(BASE, SPEC)
+    built = bench.image(BASE | FAST, SPEC | FAST)
     words = ("--admin-api-key", "hunter2")
     short = bench.settings(deadline_seconds=0.1, extra=words)
     with pytest.raises(Deadline):
