@@ -26,6 +26,8 @@ COMMANDS = {
     "fetch": ("fetch", "Download everything that a lock names, for builds without network."),
     "push": ("push", "Push images to registries and prove that they arrived."),
     "promote": ("promote", "Give a tested digest other tags, here or elsewhere."),
+    "bench": ("bench", "Benchmark images in their containers; bind the results to them."),
+    "compare": ("compare", "Compare benchmark runs of different images."),
     "results": ("results", "List the benchmark results attached to an image."),
     "prune": ("prune", "Remove images of this project that no stack makes any more."),
     "patch": ("patch", "Check, list, edit and carry over patch series."),
@@ -84,7 +86,8 @@ def group(ctx: click.Context, project: Path) -> None:
     """Compose, build, prove and push layered SGLang images for CUDA 13 and SM120.
 
     Exit codes: 0 done, 2 usage, 3 manifest or lock, 4 versions, 5 patch, 6 build step, 7 audit, 8 disk or memory,
-    9 engine, 10 authentication, 11 registry or network (retry helps), 12 tag exists, 130 interrupted.
+    9 engine, 10 authentication, 11 registry or network (retry helps), 12 tag exists, 130 interrupted. `bench` and
+    `compare` have those of the benchmark: 0 win, 10 loss, 11 equivalent, 12 inconclusive, 13 invalid, 64 and more.
     """
     ctx.obj = project.resolve()
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from buildctl.oci import INDEXES, Descriptor, Manifest
 from buildctl.registry import Registry
 
 #: the label that holds an image's content key: two builds with the same key are the same content
 KEY_LABEL = "buildctl.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who an image is: its content key (empty without one), and every digest by which somebody may know it."""
+
+    key: str
+    digests: frozenset[str]
 
 
 def config_of(registry: Registry, repository: str, manifest: Manifest) -> Descriptor | None:
@@ -33,3 +42,13 @@ def key_of(registry: Registry, repository: str, manifest: Manifest) -> str:
     """The content key of an image; empty when it has none."""
     config = config_of(registry, repository, manifest)
     return config_labels(registry, repository, config).get(KEY_LABEL, "") if config else ""
+
+
+def identity_of(registry: Registry, repository: str, manifest: Manifest) -> Identity:
+    """The identity of an image: its own digest, of an index also those of its manifests, and its config's.
+
+    An engine without the containerd image store knows an image by its config.
+    """
+    config = config_of(registry, repository, manifest)
+    digests = {manifest.digest, *(child.digest for child in manifest.children), *([config.digest] if config else [])}
+    return Identity(key_of(registry, repository, manifest), frozenset(digests))

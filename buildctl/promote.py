@@ -9,7 +9,7 @@ from typing import Literal
 
 from buildctl import results
 from buildctl.errors import NetworkError, Problem, TagExistsError, UsageError
-from buildctl.image_config import key_of
+from buildctl.image_config import identity_of
 from buildctl.oci import Manifest
 from buildctl.reference import Reference
 from buildctl.registry import Registry
@@ -78,12 +78,12 @@ class Promoter:
             raise NetworkError(Problem("the registry answers with other bytes than asked for", str(source),
                                        manifest.digest, source.digest, "repeat, then suspect the registry"))
         if result is not None or require is not None:
-            key = key_of(registry, source.repository, manifest)
+            identity = identity_of(registry, source.repository, manifest)
             if result is None:
                 known = results.attached(registry, source.repository, manifest.digest)
-                results.check(known[-1] if known else None, require, key, str(source))
+                results.check(known[-1] if known else None, require, identity, str(source))
             else:
-                results.check(result, require, key, str(source))
+                results.check(result, require, identity, str(source))
         moves, conflicts = [], []
         for target in targets:
             found = self._registry(target.registry).head(target.repository, target.tag)

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from buildctl import binding
+from buildctl.binding import Binding
 from buildctl.errors import AuditError, Problem, UsageError
+from buildctl.image_config import Identity
 from buildctl.oci import Descriptor
 from buildctl.registry import Registry
 
@@ -20,7 +23,7 @@ ARTIFACT_TYPE = "application/vnd.sgl-buildctl.benchmark.v1+json"
 #: Server logs stay behind; nobody knows what is in them.
 _FILES = {"result.json": "application/json", "report.md": "text/markdown", "report.html": "text/html",
           "plan.json": "application/json", "context.json": "application/json", "blocks.jsonl": "application/x-ndjson",
-          "requests.jsonl": "application/x-ndjson"}
+          "requests.jsonl": "application/x-ndjson", binding.NAME: "application/json"}
 _TITLE = "org.opencontainers.image.title"
 _CREATED = "org.opencontainers.image.created"
 
@@ -38,6 +41,8 @@ class Result:
     key: str
     created: str
     files: Mapping[str, bytes] = field(repr=False)
+    #: the image's digests, where `buildctl bench` made the run
+    bound: Binding | None = None
     #: where it lies in a registry; empty for a folder
     digest: str = ""
 
@@ -59,18 +64,19 @@ def read(folder: Path) -> Result:
                                  "name the run's own folder, as `benchmark` printed it")) from None
 
 
-def check(result: Result | None, required: Requirement | None, key: str, where: str) -> None:
+def check(result: Result | None, required: Requirement | None, identity: Identity, where: str) -> None:
     """Let an image pass only with a result of its own, and a good one where a verdict is required.
 
-    `key` is the image's content key. Raises `AuditError` with everything that is wrong.
+    Raises `AuditError` with everything that is wrong.
     """
     if result is None:
         raise AuditError(Problem("the image has no benchmark result", where, "", f"a verdict: {required}",
                                  "run its `benchmark`, then give --result DIR"))
-    problems = []
-    if result.key != key or not key:
+    problems = binding.problems(result.bound, json.loads(result.files["result.json"]), result.files, identity.digests,
+                                where)
+    if result.key != identity.key or not identity.key:
         problems.append(Problem("the result is of another image", where, f"content key {result.key or '(none)'}",
-                                key or "an image with a content key", "benchmark this very image"))
+                                identity.key or "an image with a content key", "benchmark this very image"))
     if required is not None and result.verdict not in ACCEPTS[required]:
         problems.append(Problem("the verdict is not good enough", where, f"{result.verdict}: {result.headline}",
                                 " or ".join(sorted(ACCEPTS[required])), "see report.md of the run for the reasons"))
@@ -111,8 +117,9 @@ def _parse(text: bytes, files: Mapping[str, bytes], digest: str = "") -> Result:
     if not isinstance(verdict, dict):
         raise ValueError("its verdict is not an object")
     image = (content.get("plan") or {}).get("image") or {}
+    bound = binding.parse(files[binding.NAME]) if binding.NAME in files else None
     return Result(str(verdict["class"]), str(verdict.get("headline", "")), str(image.get("key", "")),
-                  str(content.get("ended_at") or content.get("started_at") or ""), files, digest)
+                  str(content.get("ended_at") or content.get("started_at") or ""), files, bound, digest)
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from buildctl.cli import emit
 from buildctl.commands._options import json_option
 from buildctl.commands.promote import Clients, in_registry
 from buildctl.errors import Problem, UsageError
-from buildctl.image_config import key_of
+from buildctl.image_config import identity_of
 from buildctl.results import Result
 from buildctl.retry import Policy
 
@@ -35,7 +35,7 @@ def command(reference: str, out: Path | None, folder: Path | None, as_json: bool
             raise UsageError(Problem("no such image in the registry", reference, "", "an image that was pushed",
                                      "push it first, or correct the reference"))
         if added is not None:
-            results.check(added, None, key_of(registry, source.repository, manifest), reference)
+            results.check(added, None, identity_of(registry, source.repository, manifest), reference)
             results.attach(registry, source.repository, manifest.descriptor, added)
         found = results.attached(registry, source.repository, manifest.digest)
     for result in found if out else ():

@@ -54,7 +54,8 @@ def put_result(folder: Path, verdict: str = "win", key: str = KEY, ended: str = 
     """A results folder as the entrypoint writes it, the fields that matter here."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps({
-        "schema_version": 1, "ended_at": ended, "plan": {"image": {"key": key, "image": "sglang"}},
+        "schema_version": 1, "run_id": "r", "raw_sha256": "0" * 64, "ended_at": ended,
+        "plan": {"image": {"key": key, "image": "sglang"}},
         "verdict": {"class": verdict, "headline": f"{verdict.upper()}: eagle3 against baseline"}}))
     (folder / "report.md").write_text(f"# {verdict}\n")
     (folder / "server-00-eagle3.log").write_text("not for others")
@@ -242,6 +243,54 @@ def test_a_result_of_another_image_is_refused_with_and_without_a_gate(registry: 
         assert done.code == 7
         assert "of another image" in done.text
     assert run(results.command, f"{proxy.host}/team/sglang:rc.1", "--json").json["results"] == []
+
+
+def put_binding(folder: Path, *digests: str, run_id: str = "r") -> None:
+    """What `buildctl bench` writes beside a result."""
+    image = dict(zip(("id", "digest"), digests, strict=False))
+    (folder / "binding.json").write_text(json.dumps(
+        {"schema": 1, "run_id": run_id, "raw_sha256": "0" * 64, "image": image}))
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["manifest", "index"])
+def test_a_bound_result_opens_the_gate_for_its_own_digest_only(index: bool, registry: Registry, proxy: FaultProxy,
+                                                               tmp_path: Path) -> None:
+    """Two builds with one content key are not the same bytes: only one of them was measured."""
+    digest = put_image(registry, "rc.1", index=index)
+    twin = put_image(registry, "rc.2", index=index)
+    assert twin != digest
+    folder = put_result(tmp_path / "run")
+    put_binding(folder, digest)
+    gate = ("--to", "stable", "--require-verdict", "win", "--result", str(folder))
+    refused = promoting(f"{proxy.host}/team/sglang:rc.2", *gate)
+    assert refused.code == 7
+    assert "the result is of another image" in refused.text
+    assert digest in refused.text
+    assert twin in refused.text
+    assert digest_at(proxy.upstream, "team/sglang", "stable") == ""
+    assert run(results.command, f"{proxy.host}/team/sglang:rc.2", "--attach", str(folder)).code == 7
+    done = promoting(f"{proxy.host}/team/sglang:rc.1", *gate)
+    assert done.code == 0, done.text
+    assert digest_at(proxy.upstream, "team/sglang", "stable") == digest
+    listed = run(results.command, f"{proxy.host}/team/sglang:rc.1", "--json")
+    assert "binding.json" in listed.json["results"][0]["files"]
+
+
+def test_a_result_may_be_bound_to_the_image_as_an_engine_without_digests_knows_it(
+        registry: Registry, proxy: FaultProxy, tmp_path: Path) -> None:
+    put_image(registry, "rc.1")
+    manifest = registry.manifest("team/sglang", "rc.1")
+    assert manifest is not None
+    folder = put_result(tmp_path / "run")
+    put_binding(folder, manifest.blobs[0].digest)
+    image = f"{proxy.host}/team/sglang:rc.1"
+    assert promoting(image, "--to", "1.0", "--require-verdict", "win", "--result", str(folder)).code == 0
+    put_binding(folder, manifest.blobs[0].digest, run_id="another")
+    done = promoting(image, "--to", "1.1", "--require-verdict", "win", "--result", str(folder))
+    assert done.code == 7
+    assert "binding.json belongs to another run" in done.text
+    (folder / "binding.json").write_text("[]")
+    assert promoting(image, "--to", "1.1", "--require-verdict", "win", "--result", str(folder)).code == 2
 
 
 def test_no_result_at_all_is_refused(registry: Registry, proxy: FaultProxy) -> None:
