@@ -89,3 +89,15 @@ def server_environment(image: Image, environ: Mapping[str, str], *, cache_root: 
                         if not name.startswith("ENTRYPOINT_") and name not in OUR_INTERPRETER})
     environment.update(jobs.variables(environment))
     return environment
+
+
+#: variables that change what a server does, by the programs that read them
+_TUNING = ("NCCL_", "CUDA_", "SGLANG_", "SGL_", "FLASHINFER_", "TRITON_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "GLOO_",
+           "UCX_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def tuning(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of a server's environment belongs to a measurement: settings of its libraries; no folders, no secrets."""
+    return {name: "***" if any(word in name for word in _SECRET) else value
+            for name, value in sorted(environment.items()) if name.startswith(_TUNING) and name not in CACHES}

@@ -228,6 +228,7 @@ def environment_rows(result: Result) -> list[tuple[object, ...]]:
                                       ("content key", image["key"]), ("plan sha256", result["plan"]["sha256"]),
                                       ("raw sha256", result["raw_sha256"])]
     rows += [(name, version) for name, version in sorted(image["packages"].items()) if _DECISIVE.match(name)]
+    rows += [(name, value or "(empty)") for name, value in result["plan"].get("environment", {}).items()]
     rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
     rows += [(f"GPU {index}", f"{one['name']}, compute capability {one['cc']}, {one['power_limit_w']:.0f} W")
              for index, one in enumerate(result["machine"].get("gpus") or [])]

@@ -34,7 +34,7 @@ from entrypoints import (
     telemetry,
 )
 from entrypoints.check import tensor_parallel
-from entrypoints.command import server_environment
+from entrypoints.command import server_environment, tuning
 from entrypoints.errors import (
     VERDICT_CODES,
     BadConfig,
@@ -92,7 +92,8 @@ def describe(settings: Settings, image: Image, environ: Mapping[str, str] = os.e
     """The plan that `benchmark` would follow; starts and writes nothing."""
     now, pack = _now(), _pack(settings)
     arms, floor = noise_floor(image, settings, plan.arms(image, settings), pack, now, environ)
-    document = plan.make(image, settings, arms, pack, run_id="not-run", created=now, floor=floor)
+    document = plan.make(image, settings, arms, pack, run_id="not-run", created=now, floor=floor, more={
+        "environment": tuning(server_environment(image, environ, cache_root=Path(settings.cache)))})
     document["estimate_seconds"] = round(plan.estimate(document, start_seconds=ASSUMED_START, rate=ASSUMED_RATE))
     return document
 
@@ -127,6 +128,8 @@ def render_plan(document: Mapping[str, Any]) -> str:
         lines += [f"difference of {arm['name']} from {first['name']}"]
         lines += [f"  --{key}: {there if here is None else f'{here} -> {there}'}" for key, (here, there)
                   in differ.items()] or ["  none"]
+    if document["environment"]:
+        lines += ["environment of both", *(f"  {name}={value}" for name, value in document["environment"].items())]
     looks = ", ".join(map(str, document["looks"]))
     prompts_used = document["prompts"]
     lines += [f"order  {' '.join(name for _, _, name in document['order'])}",
@@ -218,7 +221,8 @@ class Runner:
         return document
 
     def _make(self, run_id: str, created: str) -> dict[str, Any]:
-        more = {key: value for key, value in (("half", self.half), ("selection", self.selection)) if value is not None}
+        more = {key: value for key, value in (("half", self.half), ("selection", self.selection),
+                                              ("environment", tuning(self._environment()))) if value is not None}
         return plan.make(self.image, self.settings, self.arms, self.pack, run_id=run_id, created=created,
                          floor=self.floor, more=more)
 

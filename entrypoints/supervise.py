@@ -309,7 +309,9 @@ class Server:
         if self._report or self._process is None:
             return self._report or StopReport.nothing()
         begin = time.monotonic()
-        before_stop = self.exit_code is not None and not self._sent
+        # one that was ready and no longer listens is on its way out, of itself
+        gone = self.exit_code is not None or (self._settled and self.launch.port not in processes.listeners())
+        before_stop = gone and not self._sent
         self._ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
         try:
             self._end_tree(grace, _HURRIED_KILL if hurried else _AFTER_KILL)

@@ -52,7 +52,8 @@ def start_number(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(10_000):
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(folder / f"start-{number}", os.O_CREAT | os.O_EXCL))
+            with (folder / f"start-{number}").open("x") as file:
+                file.write(" ".join("=".join(one) for one in os.environ.items() if one[0].startswith("NCCL_")))
             return number
     raise RuntimeError("too many starts")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrypoints.command import CACHES, flag_argv, given_flags, server_argv, server_environment
+from entrypoints.command import CACHES, flag_argv, given_flags, server_argv, server_environment, tuning
 from entrypoints.image import load
 from tests.unit.entrypoints.image import write
 
@@ -50,3 +50,10 @@ def test_caches_lie_under_the_image_key_and_the_caller_wins(tmp_path: Path) -> N
     keyed = [found[name] for name in CACHES if name != "TRITON_CACHE_DIR"]
     assert all(path.startswith("/cache/abababababababab/") for path in keyed)
     assert len(set(keyed)) == len(keyed)
+
+
+def test_what_of_the_environment_belongs_to_a_measurement() -> None:
+    """K4-5: NCCL settings are said."""
+    assert tuning({"NCCL_P2P_DISABLE": "1", "PATH": "/bin", "HOME": "/h", "TRITON_CACHE_DIR": "/cache/x/triton",
+                   "SGLANG_ADMIN_API_KEY": "sesame", "CUDA_VISIBLE_DEVICES": "0,1"}) == {
+        "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_P2P_DISABLE": "1", "SGLANG_ADMIN_API_KEY": "***"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrypoints import page, processes, records, run, signals, supervise
-from entrypoints.errors import Busy, Terminated
+from entrypoints.errors import BadConfig, Busy, Terminated
 from tests.unit.entrypoints.test_host import library
 from tests.unit.entrypoints.test_run import BASE, SPEC, VALID, Bench, servers, start
 
@@ -118,7 +118,20 @@ def test_a_server_that_ends_after_its_last_answer_has_been_measured(bench: Bench
     code, result = bench.go(BASE, SPEC | {"end_after": 4, "last_words": [SIGQUIT], "status": 0}, pairs=1)
     assert code in {0, 10, 11, 12}
     assert all(block["validity"]["ok"] for block in result["blocks"])
-    assert "the server ended by itself after its last answer, exit status 0" in " ".join(result["verdict"]["reasons"])
+    assert "the server ended by itself after its last answer" in " ".join(result["verdict"]["reasons"])
+
+
+def test_settings_of_nccl_reach_both_servers_the_report_and_a_resumed_run(bench: Bench) -> None:
+    """K4-5."""
+    built = bench.image(BASE, SPEC)
+    environ = {"NCCL_P2P_DISABLE": "1"}
+    run.benchmark(bench.settings(pairs=1), built, environ=environ, out=bench.out, err=bench.err)
+    assert bench.result()["plan"]["environment"] == environ
+    assert "| NCCL_P2P_DISABLE " in (bench.run_folder() / records.REPORT).read_text()
+    assert {path.read_text() for path in (bench.folder / "starts").glob("start-*")} == {"NCCL_P2P_DISABLE=1"}
+    with pytest.raises(BadConfig, match="environment changed"):
+        run.benchmark(bench.settings(resume=str(bench.run_folder())), built, environ={}, out=bench.out, err=bench.err)
+    assert "NCCL_P2P_DISABLE=1" in run.render_plan(run.describe(bench.settings(), built, environ))
 
 
 def test_a_server_that_calls_itself_sick_while_tokens_flow_is_measured(bench: Bench) -> None:
