@@ -26,6 +26,7 @@ COMMANDS = {
     "fetch": ("fetch", "Download everything that a lock names, for builds without network."),
     "push": ("push", "Push images to registries and prove that they arrived."),
     "promote": ("promote", "Give a tested digest other tags, here or elsewhere."),
+    "verify": ("verify", "Compare an image, here or in a registry, with a lock."),
     "bench": ("bench", "Benchmark images in their containers; bind the results to them."),
     "compare": ("compare", "Compare benchmark runs of different images."),
     "results": ("results", "List the benchmark results attached to an image."),

@@ -17,7 +17,7 @@ from buildctl.errors import ManifestError, Problem
 from buildctl.fragment import Stage
 from buildctl.host import Host
 from buildctl.image import TOOLS, LayerImage
-from buildctl.image_config import KEY_LABEL
+from buildctl.image_config import KEY_LABEL, LOCK_LABEL
 from buildctl.lock import Lock, Wheel, digest
 from buildctl.manifest import Problems
 from buildctl.project import Project
@@ -279,7 +279,7 @@ def _facts(project: Project, stack: Stack, lock: Lock, layer: LayerImage) -> dic
         "image": layer.name,
         "version": version_of(stack, lock, layer),
         "stack": stack.name,
-        "lock_sha256": digest(locks.dump(part)),
+        "lock_sha256": locks.text_digest(part),
         "targets": list(stack.targets),
         "cuda": stack.cuda.version if stack.cuda else None,
         # the lowest branch of the NVIDIA driver
@@ -316,26 +316,31 @@ def version_of(stack: Stack, lock: Lock, layer: LayerImage) -> str:
     return version.split("+")[0]
 
 
-def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, revision: str) -> ImagePlan:
-    version = version_of(stack, lock, layer)
+def labels_of(stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, str]:
+    """What an image says of itself by stack and lock alone: labels in its config, annotations on its manifest."""
     part = locks.restrict(lock, _below(stack, layer))
     base = lock.base
     labels = {
         "org.opencontainers.image.title": layer.name,
         "org.opencontainers.image.description": layer.description,
-        "org.opencontainers.image.version": f"{version}-{stack.tag}",
+        "org.opencontainers.image.version": f"{version_of(stack, lock, layer)}-{stack.tag}",
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.base.name": base.image or f"bootstrap:{base.suite}",
+        "org.opencontainers.image.base.digest": base.digest,
         "buildctl.stack": stack.name,
-        KEY_LABEL: key.value,
-        "buildctl.chain": chain.value,
+        LOCK_LABEL: locks.text_digest(part),
         "buildctl.targets": ",".join(stack.targets),
+        "buildctl.cuda": stack.cuda.version if stack.cuda else "",
+        "buildctl.driver": compat.driver_floor(stack) or "",
         "buildctl.patches": ",".join(f"{package}@{one.tree[:16]}" for package, one in sorted(part.patches.items())),
     }
-    if base.digest:
-        labels["org.opencontainers.image.base.digest"] = base.digest
-    if revision:
-        labels["org.opencontainers.image.revision"] = revision
+    return {name: value for name, value in labels.items() if value}
+
+
+def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, revision: str) -> ImagePlan:
+    version = version_of(stack, lock, layer)
+    labels = {**labels_of(stack, lock, layer), KEY_LABEL: key.value, "buildctl.chain": chain.value,
+              "org.opencontainers.image.revision": revision}
     return ImagePlan(layer.name, version, chain, key,
                      (f"{layer.name}:{version}-{stack.tag}", f"{layer.name}:key-{key.value[:16]}"),
                      {name: value for name, value in labels.items() if value}, lock.share(layer.name),
@@ -363,6 +368,8 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
             "platforms": [stack.platform],
             "args": {**args, "SOURCE_DATE_EPOCH": str(lock.epoch), **{name: f"${{{name}}}" for name in proxies}},
             "labels": dict(labels),
+            # of the manifest: registries and their tools show these without reading the config
+            "annotations": [f"manifest:{name}={value}" for name, value in labels.items()],
             "tags": list(tags),
             "secret": secrets,
             **({"network": "none"} if host.offline else {}),

@@ -132,6 +132,7 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
     text("layers/tools/apt.txt", "".join(f"{name}\n" for name in stack.tools.apt))
     files.update(tree(stack.tools.folder / "bin", "bin"))
     files.update(applier(stack, "bin/patches"))
+    files["bin/sbom/sbom.py"] = File(source=Path(__file__).with_name("sbom.py"))
     files.update(tree(project.entrypoints, "entrypoints"))
     return files
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -27,6 +27,7 @@ from buildctl.errors import (
     NetworkError,
     Problem,
     ResourceError,
+    UsageError,
 )
 from buildctl.progress import BuildRecord, Cause, Mode, Progress
 
@@ -152,6 +153,25 @@ class Engine:
         found = cast(list[dict[str, Any]], self._ask("images", filters={"label": label}))
         return [LocalImage(one["Id"], "", dict(one.get("Labels") or {}), int(one.get("Size", 0)),
                            tuple(one.get("RepoTags") or ())) for one in found if one.get("RepoTags")]
+
+    def export(self, reference: str) -> Iterator[bytes]:
+        """An image as `docker save` writes it: a tar with config, manifest and layers.
+
+        :raises UsageError: the engine has no such image.
+        :raises EngineError: no engine answers, or it stops in the middle.
+        """
+        import requests
+        import urllib3.exceptions
+        from docker.errors import APIError, NotFound
+
+        try:
+            yield from self.client.get_image(reference)
+        except NotFound:
+            raise UsageError(Problem("no such image in the engine", reference, "", "an image that was built or pulled "
+                                     "here", "build it first; `docker images` lists what there is")) from None
+        except (APIError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise EngineError(Problem("the Docker engine does not hand out the image", reference, found=_first(error),
+                                      expected="a whole image", todo="run the same command again")) from None
 
     def untag(self, reference: str) -> None:
         """Take a name from an image; the content stays. A name that is not there is no error."""

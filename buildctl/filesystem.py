@@ -1,4 +1,4 @@
-"""The file system that the layers of an image make together: whiteouts, links and all, in memory and without content."""
+"""The file system that the layers of an image make together, whiteouts and links applied: in memory, content apart."""
 
 from __future__ import annotations
 
@@ -77,12 +77,16 @@ class FileSystem:
         for path in layer.emptied:
             if (found := self._walk(path, follow=True)) is not None:
                 found[1].children.clear()
+        known: dict[str, _Node] = {}
         for path, entry in layer.entries:
-            self._put(path, entry, number)
+            self._put(path, entry, number, known)
 
-    def _put(self, path: str, entry: Entry, number: int) -> None:
+    def _put(self, path: str, entry: Entry, number: int, known: dict[str, _Node]) -> None:
+        """:param known: folders that were found already; forgotten when one of them may have gone."""
         folder, _, name = path.rpartition("/")
-        above = self._make(folder, number)
+        above = known.get(folder)
+        if above is None:
+            above = known[folder] = self._make(folder, number)
         if entry.kind == "hardlink":
             target = self._walk(clean(entry.target, path), follow=False)
             if target is None or target[1].entry.kind == "folder":
@@ -94,6 +98,8 @@ class FileSystem:
             before.entry, before.layer = entry, number
         else:
             above.children[name] = _Node(entry, number)
+            if before is not None:
+                known.clear()
 
     def _make(self, folder: str, number: int) -> _Node:
         """The folder that entries go to; parents that no layer names come into being."""

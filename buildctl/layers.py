@@ -13,7 +13,7 @@ import io
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,6 +29,8 @@ Kind = Literal["file", "symlink", "hardlink", "folder", "other"]
 Keep = Callable[[str], bool]
 
 _BUFFER = 1 << 20
+#: tarfile copies the rest of this at every read: a bigger one is slower
+_BLOCK = 1 << 16
 #: the most that is kept of one file, and the longest header (a path, extended attributes), in bytes
 LARGEST_KEPT = 64 << 20
 _LONGEST_HEADER = 1 << 20
@@ -47,6 +49,28 @@ class Source(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """The next piece, of at most `size` bytes."""
+
+
+class Pieces:
+    """Chunks of any size as something to read from: just enough of a file for tarfile's stream mode."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._chunk, self._place = b"", 0
+
+    def read(self, size: int, /) -> bytes:
+        """Exactly `size` bytes, less at the end."""
+        parts = []
+        while size > 0:
+            if self._place == len(self._chunk):
+                self._chunk, self._place = next(self._chunks, b""), 0
+                if not self._chunk:
+                    break
+            part = self._chunk[self._place:self._place + size]
+            self._place += len(part)
+            size -= len(part)
+            parts.append(part)
+        return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +157,7 @@ def clean(name: str, where: str) -> str:
 def _read_tar(plain: _Tap, keep: Keep, where: str, entries: list[tuple[str, Entry]], removed: set[str],
               emptied: set[str]) -> None:
     try:
-        archive = tarfile.open(fileobj=plain, mode="r|", bufsize=_BUFFER, tarinfo=_Header)
+        archive = tarfile.open(fileobj=plain, mode="r|", bufsize=_BLOCK, tarinfo=_Header)  # noqa: SIM115 - below
     except tarfile.ReadError:
         if plain.count == 0:  # a layer without anything
             return
@@ -213,13 +237,15 @@ class _Tap(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override] # typeshed: WriteableBuffer
-        piece = self._source.read(len(buffer))
-        buffer[:len(piece)] = piece
-        self._hash.update(piece)
-        self.count += len(piece)
+        filled = 0
+        while filled < len(buffer) and (piece := self._source.read(len(buffer) - filled)):  # a short read is no end
+            buffer[filled:filled + len(piece)] = piece
+            self._hash.update(piece)
+            filled += len(piece)
+        self.count += filled
         if self._limit is not None and self.count > self._limit:
             raise WrongDigest(f"more than {self._limit} bytes")
-        return len(piece)
+        return filled
 
 
 def _unpacked(packed: _Tap) -> Source:

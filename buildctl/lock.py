@@ -216,6 +216,11 @@ def dump(lock: Lock) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
+def text_digest(lock: Lock) -> str:
+    """SHA-256 of the lock file, as image.json and the labels name it and `sha256sum` shows it."""
+    return hashlib.sha256(dump(lock).encode()).hexdigest()
+
+
 def _body(lock: Lock) -> dict[str, Any]:
     plain = asdict(lock)
     for key in ("wheels", "entrypoint", "tools"):

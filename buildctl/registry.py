@@ -177,6 +177,12 @@ class Registry:
         finally:
             answer.close()
 
+    def open_blob(self, repository: str, digest: str) -> Blob:
+        """A blob of any size to read from. After a cut it goes on where it was, as often as the policy allows without
+        a byte of progress. The caller checks the digest.
+        """
+        return Blob(self, repository, digest)
+
     # ------------------------------------------------------------------ referrers
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[dict[str, Any], ...]:
@@ -338,6 +344,50 @@ class Registry:
             self._open.headers.update({"User-Agent": "sgl-buildctl", "Accept-Encoding": "identity"})
             self._open.verify = ca_bundle(os.environ)
         return self._open
+
+
+class Blob:
+    """A blob of a registry, read in pieces; made by `Registry.open_blob`, to be closed."""
+
+    def __init__(self, registry: Registry, repository: str, digest: str) -> None:
+        self._registry, self._repository, self._digest = registry, repository, digest
+        self._answer: requests.Response | None = None
+        #: bytes read so far
+        self.place = 0
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, none at the end. Raises the `BuildctlError` that fits the fault."""
+        piece: bytes = self._registry._repeat(lambda: self._read(size), self._repository)
+        self.place += len(piece)
+        return piece
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _read(self, size: int) -> bytes:
+        import requests
+        import urllib3.exceptions
+
+        try:
+            if self._answer is None:
+                self._answer = self._open()
+            return bytes(self._answer.raw.read(size))
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            self.close()
+            raise Failed(_cut(error)) from None
+
+    def _open(self) -> requests.Response:
+        """The rest of the blob; what was read before is passed over where a registry gives blobs as a whole only."""
+        headers = {"Range": f"bytes={self.place}-"} if self.place else {}
+        answer = self._registry._once("GET", self._repository, f"blobs/{self._digest}", headers=headers,
+                                      good={200, 206} if self.place else {200}, stream=True)
+        rest = self.place if answer.status_code == 200 else 0
+        while rest and (piece := answer.raw.read(min(rest, _CHUNK))):
+            rest -= len(piece)
+        return answer
 
 
 class _Authorization:

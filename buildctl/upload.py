@@ -19,6 +19,7 @@ from buildctl.budget import MIB, Layer
 from buildctl.errors import EngineError, Problem, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.image_config import KEY_LABEL
+from buildctl.layers import Pieces
 from buildctl.reference import Reference
 from buildctl.retry import Failed
 
@@ -224,7 +225,7 @@ def exact_layers(engine: docker.APIClient, image: str) -> list[Layer]:
     Reads the whole image once: for layers near a limit only.
     """
     documents: dict[str, Any] = {}
-    with tarfile.open(fileobj=cast("IO[bytes]", _Reader(engine.get_image(image))), mode="r|") as archive:
+    with tarfile.open(fileobj=cast("IO[bytes]", Pieces(engine.get_image(image))), mode="r|") as archive:
         for member in archive:
             name = member.name.removeprefix("./")
             if member.isfile() and member.size < MIB and (content := archive.extractfile(member)):
@@ -247,16 +248,3 @@ def _makers(documents: Iterable[Any], count: int) -> list[str]:
             if len(makers) == count:
                 return makers
     return [""] * count
-
-
-class _Reader:
-    """Just enough of a file for tarfile's stream mode."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks, self._rest = iter(chunks), b""
-
-    def read(self, size: int) -> bytes:
-        while len(self._rest) < size and (chunk := next(self._chunks, b"")):
-            self._rest += chunk
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
