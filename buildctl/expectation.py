@@ -119,8 +119,8 @@ def _instruct(values: dict[str, Any], word: str, rest: str) -> None:
     elif word == "HEALTHCHECK":
         options, _, command = rest.partition("CMD ")
         values["healthcheck"] = ("CMD", *_words(command)) if command else ("NONE",)
-        values["times"] = {name: seconds(value) for name, value in
-                           (option.removeprefix("--").split("=", 1) for option in options.split())}
+        values["times"] = {name.removeprefix("--"): seconds(value) for name, equals, value in
+                           (option.partition("=") for option in options.split()) if equals and name != "--retries"}
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ class _Comparison:
                  ("ports", frozenset(have.get("ExposedPorts") or ()), want.ports),
                  ("healthcheck", tuple(health.get("Test") or ()), want.healthcheck),
                  ("onbuild", tuple(have.get("OnBuild") or ()), ()), ("shell", tuple(have.get("Shell") or ()), ())]
-        names = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod", "retries": "Retries"}
+        names = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod"}
         pairs += [(f"healthcheck {name}", f"{int(health.get(names.get(name, ''), 0)) / 1e9:g} s", f"{value:g} s")
                   for name, value in want.times.items()]
         own_base = self.wanted.part.base.source == "registry"
@@ -268,10 +268,10 @@ class _Comparison:
         self.report.compared["bytecode"] = self.report.compared.get("bytecode", 0) + bytecode
 
     def _bytecode(self, there: Found) -> Iterator[Difference]:
-        """Bytecode cannot be compared by content; it comes with its source, in the same layer."""
+        """Bytecode cannot be compared by content; it comes with its source, and not in a later layer."""
         folder, _, name = there.path.rpartition("/__pycache__/")
         source = self.files.find(f"{folder}/{name.partition('.')[0]}.py")
-        if source is not None and source.layer != there.layer:
+        if source is not None and source.layer < there.layer:
             yield self._at("file", f"/{there.path}", "bytecode that was not made with its source", there,
                            f"in layer {there.layer + 1}", f"in layer {source.layer + 1}, as its source")
 
