@@ -231,6 +231,18 @@ def program() -> str:
     return found
 
 
+def about(engine: Engine) -> dict[str, Any]:
+    """The engine's own words (`docker info`). Raises `EngineError`."""
+    from docker.errors import APIError
+
+    try:
+        found: dict[str, Any] = engine.client.info()
+    except (APIError, OSError) as error:
+        raise EngineError(Problem("the Docker engine does not answer", "engine", _last(str(error)), "an answer",
+                                  "see `docker info`")) from None
+    return found
+
+
 def refusal(said: str, spec: Spec) -> EngineError | UsageError:
     """The error for a container that could not be created or started, from the engine's words."""
     text = _last(said)

@@ -12,7 +12,7 @@ from typing import Any
 
 from buildctl import bench, binding
 from buildctl.bench import Wanted
-from buildctl.container import Container, Ended, Output, Spec, hardened
+from buildctl.container import Container, Ended, Output, Spec, about, hardened
 from buildctl.engine import Engine, LocalImage
 from buildctl.errors import AuditError, Interrupted, Problem, UsageError
 
@@ -49,19 +49,19 @@ def measure(engine: Engine, spec: Spec, image: LocalImage, wanted: Wanted, out: 
     :raises AuditError: the entrypoint claims a verdict and left no run, or the run is of another image.
     :raises BuildctlError: the container could not be run, or its results not be fetched.
     """
-    about = engine.client.info()
+    facts = about(engine)
     with Container(engine, spec, say) as box:
         if files := bench.uploads(wanted):
             box.put(files, bench.RESULTS)
         try:
             ended = box.run(output)
         except Interrupted:
-            folder = fetch(box, out, spec.image, image, about)
+            folder = fetch(box, out, spec.image, image, facts)
             raise Interrupted(Problem(
                 "the benchmark was interrupted", str(folder or spec.name),
                 "what was measured is kept" if folder else "no run had begun", "",
                 f"go on with --resume {folder}" if folder else "run the same command again")) from None
-        folder = fetch(box, out, spec.image, image, about)
+        folder = fetch(box, out, spec.image, image, facts)
     if ended.out_of_memory:
         say("the engine ended a process of the container: out of memory")
     if ended.code in bench.VERDICTS and folder is None:
@@ -71,13 +71,16 @@ def measure(engine: Engine, spec: Spec, image: LocalImage, wanted: Wanted, out: 
     return Measured(spec.image, image, ended.code, folder)
 
 
-def fetch(box: Container, out: Path, reference: str, image: LocalImage, about: Mapping[str, Any]) -> Path | None:
-    """Copy the run folders out of a container and bind them; the last run, which a sweep's verdict is in."""
+def fetch(box: Container, out: Path, reference: str, image: LocalImage, facts: Mapping[str, Any]) -> Path | None:
+    """Copy the run folders out of a container and bind them; the last run, which a sweep's verdict is in.
+
+    :param facts: the engine's own words.
+    """
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=out) as spare:
         box.collect(bench.RESULTS, Path(spare))
         found = sorted((path for path in Path(spare).iterdir() if (path / "plan.json").is_file()), key=_made)
         for folder in found:
-            binding.write(folder, reference, image, about)
+            binding.write(folder, reference, image, facts)
         kept = [_keep(folder, out) for folder in found]
     return kept[-1] if kept else None
 

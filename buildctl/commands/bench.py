@@ -91,8 +91,13 @@ def command(ctx: click.Context, references: tuple[str, ...], model: str, draft: 
         if several:
             _say(f"== run {number} of {len(order)}: {reference}")
         spec = bench.spec(reference, images[reference], wanted, os.environ, name=bench.new_name("bench"), local=local)
-        one = measuring.measure(engine, spec, images[reference], wanted, out,
-                                "stderr" if several or as_json else "through", _say)
+        try:
+            one = measuring.measure(engine, spec, images[reference], wanted, out,
+                                    "stderr" if several or as_json else "through", _say)
+        except BaseException:  # an interrupt ends the rounds, and so does any error
+            if done:
+                _say(f"complete before it: {' '.join(str(before.folder) for before in done)}")
+            raise
         done.append(one)
         if one.folder:
             _say(f"results: {one.folder}")

@@ -59,6 +59,16 @@ def demo_image() -> str:
     return str(next(tag for tag in image["tags"] if ":key-" in tag))
 
 
+@pytest.fixture(scope="session")
+def models(demo_image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target and draft with an accept length of 2 by construction."""
+    folder = tmp_path_factory.mktemp("models")
+    folder.chmod(0o777)
+    docker("run", "--rm", "-v", f"{folder}:/models", demo_image, "python",
+           "/opt/entrypoint/lib/entrypoints/demo_model.py", "/models")
+    return folder
+
+
 def copy_project(target: Path, layers: str = "[cuda]") -> Path:
     """A project like this checkout, with a stack `tiny` of the lowest layer: its steps are in the cache already."""
     for name in ("images", "patches", "entrypoints"):

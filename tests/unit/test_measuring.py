@@ -38,6 +38,8 @@ class Client:
         self.lost = 0
 
     def info(self) -> dict[str, Any]:
+        if self.state.get("silent"):
+            raise ConnectionError("reset by peer")
         return {"ServerVersion": "26", "Runtimes": {"runc": {}}, "NCPU": 2}
 
     def inspect_container(self, name: str) -> dict[str, Any]:
@@ -229,6 +231,11 @@ def test_an_engine_that_goes_away_keeps_the_container(docker: Path) -> None:
     assert "rm" not in calls(docker)
 
 
+def test_an_engine_that_does_not_answer(docker: Path) -> None:
+    with pytest.raises(EngineError, match="does not answer"):
+        measure(docker, Client(silent=True))
+
+
 def test_no_docker_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="no docker client"):
@@ -387,6 +394,17 @@ def test_a_run_that_says_nothing_ends_the_rounds(docker: Path, engine: KnownEngi
     assert code == 13
     assert "run 1 of 4 ended with 13: no comparison" in err
     assert calls(docker).count("start") == 1
+
+
+def test_an_error_in_the_rounds_names_the_runs_before_it(docker: Path, engine: KnownEngine,
+                                                         capfd: pytest.CaptureFixture[str]) -> None:
+    run_in(docker)
+    (docker / "body").write_text(f"touch {docker}/full\n")  # the second fetch fails
+    (docker / "bin" / "docker").write_text((docker / "bin" / "docker").read_text().replace(
+        "[ ! -f", f'[ "$(grep -c ^cp {docker}/calls)" -lt 2 ] || [ ! -f'))
+    code, _, err = call(capfd, "bench", "a:1", "b:1", "--model", "m", "--out", str(docker / "out"), "--rounds", "2")
+    assert code == 9
+    assert f"complete before it: {docker}/out/r1" in err
 
 
 def test_compare_runs_in_the_image_of_the_latest_run(docker: Path, engine: KnownEngine,
