@@ -51,9 +51,12 @@ def ask(port: int, path: str, payload: Any = None, *, silence: float = 25.0, api
     return Answer(status, b"".join(parts))
 
 
-def stream(port: int, path: str, payload: Any, *, silence: float = 25.0, api_key: str = "",
+def stream(port: int, path: str, payload: Any, *, silence: float | None = 25.0, api_key: str = "",
            while_waiting: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """The `data:` lines of a server-sent event stream, as they come. Raises `NoAnswer` for a status other than 200."""
+    """The `data:` lines of a server-sent event stream, as they come. Raises `NoAnswer` for a status other than 200.
+
+    With `silence` None only `while_waiting` ends the wait.
+    """
     rest = b""
     for event in _exchange(port, path, payload, silence, api_key, while_waiting):
         if isinstance(event, h11.Response) and event.status_code != 200:
@@ -63,7 +66,7 @@ def stream(port: int, path: str, payload: Any, *, silence: float = 25.0, api_key
             yield from (line[5:].strip().decode("utf-8", "replace") for line in lines if line.startswith(b"data:"))
 
 
-def _exchange(port: int, path: str, payload: Any, silence: float, api_key: str,
+def _exchange(port: int, path: str, payload: Any, silence: float | None, api_key: str,
               while_waiting: Callable[[], None]) -> Iterator[h11.Event]:
     body = b"" if payload is None else json.dumps(payload).encode()
     headers = [("Host", f"127.0.0.1:{port}"), ("Connection", "close"), ("Content-Length", str(len(body)))]
@@ -74,14 +77,25 @@ def _exchange(port: int, path: str, payload: Any, silence: float, api_key: str,
     out = (connection.send(request) or b"") + (connection.send(h11.Data(data=body)) or b"")
     out += connection.send(h11.EndOfMessage()) or b""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=silence) as link:
+        with _connect(port, silence) as link:
             link.sendall(out)
             yield from _events(connection, link, silence, while_waiting)
     except (OSError, h11.ProtocolError) as error:
         raise NoAnswer(str(error) or type(error).__name__) from error
 
 
-def _events(connection: h11.Connection, link: socket.socket, silence: float,
+def _connect(port: int, silence: float | None) -> socket.socket:
+    """To this machine; a server told to listen on `::` takes IPv6 only."""
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=silence)
+    except ConnectionRefusedError as refused:
+        try:
+            return socket.create_connection(("::1", port), timeout=silence)
+        except OSError:
+            raise refused from None
+
+
+def _events(connection: h11.Connection, link: socket.socket, silence: float | None,
             while_waiting: Callable[[], None]) -> Iterator[h11.Event]:
     last = time.monotonic()
     while True:
@@ -89,7 +103,7 @@ def _events(connection: h11.Connection, link: socket.socket, silence: float,
         if event is h11.NEED_DATA:
             while not select.select([link], [], [], _SLICE)[0]:
                 while_waiting()
-                if time.monotonic() - last > silence:
+                if silence is not None and time.monotonic() - last > silence:
                     raise NoAnswer(f"no byte for {silence:g} s")
             last = time.monotonic()
             connection.receive_data(link.recv(_CHUNK))

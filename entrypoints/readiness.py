@@ -24,7 +24,7 @@ PROBE_TOKENS, MINIMUM_TOKENS = 32, 16
 #: share of different neighbouring pairs below which text counts as one thing repeated
 MINIMUM_VARIETY = 0.2
 PROBE_TEXT = "The capital city of France is"
-#: how long a healthy server may give wrong answers before we stop asking
+#: how long a healthy server may give wrong answers before we stop asking, seconds from the first one on
 PATIENCE = 60.0
 #: less reading than this, or less growth, is waiting and not loading
 LOAD_BYTES, GROWTH_BYTES = 4 * 2**20, 32 * 2**20
@@ -70,11 +70,11 @@ def wait_ready(server: Server, expect: Expect, *, stall: float, deadline: float 
     endpoint = _until(watch, "it reports health", lambda: _healthy(port, watch, expect.api_key))
     watch.say(f"/{endpoint} says 200")
 
-    watch.limit = time.monotonic() + min(stall, patience)
+    watch.patience = min(stall, patience)
     info = _until(watch, "it describes itself", lambda: _server_info(port, watch, expect.api_key))
     _require_match(server, expect, info)
     completion = _until(watch, "it completes a prompt with sane text",
-                        lambda: _complete(port, watch, expect.api_key, stall))
+                        lambda: _complete(port, watch, expect.api_key))
     watch.say(f"completed a prompt: {completion['tokens']} tokens")
     missing = _contract(port, watch, expect.api_key, info, completion.pop("meta_info"))
     if missing:
@@ -127,6 +127,8 @@ class _Watch:
         self.mode = mode
         self.stall = stall
         self.end = server.started + deadline if deadline else None
+        #: seconds from the first wrong answer on; one that has not come yet may be a kernel that is being compiled
+        self.patience: float | None = None
         self.limit: float | None = None
         self.on_progress = on_progress
         self.awaited = self.last_trouble = ""
@@ -213,6 +215,8 @@ def _until(watch: _Watch, awaited: str, question: Callable[[], T | None]) -> T:
                 return answer
         except NoAnswer as trouble:
             watch.last_trouble = str(trouble)
+            if watch.patience is not None and watch.limit is None:
+                watch.limit = time.monotonic() + watch.patience
         time.sleep(_PAUSE)
 
 
@@ -265,13 +269,16 @@ def _require_match(server: Server, expect: Expect, info: Mapping[str, Any]) -> N
                                        "other-server"))
 
 
-def _complete(port: int, watch: _Watch, api_key: str, silence: float) -> dict[str, Any]:
-    """One streamed greedy completion. Raises `NoAnswer` when it is cut short, an error, or no text."""
+def _complete(port: int, watch: _Watch, api_key: str) -> dict[str, Any]:
+    """One streamed greedy completion. Raises `NoAnswer` when it is cut short, an error, or no text.
+
+    Its first token may take as long as the server moves: kernels are compiled for it.
+    """
     payload = {"text": PROBE_TEXT, "stream": True,
                "sampling_params": {"temperature": 0.0, "max_new_tokens": PROBE_TOKENS, "ignore_eos": True}}
     begin = time.monotonic()
     events, last, done = 0, {}, False
-    for data in probe.stream(port, "/generate", payload, silence=silence, api_key=api_key, while_waiting=watch.tick):
+    for data in probe.stream(port, "/generate", payload, silence=None, api_key=api_key, while_waiting=watch.tick):
         if data == "[DONE]":
             done = True
             break

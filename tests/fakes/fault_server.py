@@ -8,7 +8,7 @@ Script, all optional:
   open         seconds until the port opens; null: never
   starting     seconds for which /health and /ready say 503 after the port opened; null: for ever
   ready_path   false: no /ready, as before SGLang 0.5.20
-  generate     ok | unavailable | empty | html | repeat | short | cut | error | silent
+  generate     ok | unavailable | empty | html | repeat | short | cut | error | silent | late (compiles for 2 s first)
   model        what /server_info says instead of --model-path
   info         more keys for /server_info; info_without: keys that it lacks
   paths        what /openapi.json lists; []: no such endpoint
@@ -146,6 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if how == "silent":
             time.sleep(3600)
+        for step in range(20 if how == "late" else 0):
+            time.sleep(0.1)
+            log(f"[jit] compiling kernel {step}")
         if how == "error":
             self.event(json.dumps({"error": {"message": "The request was aborted", "code": 500}}))
             self.event("[DONE]", last=True)

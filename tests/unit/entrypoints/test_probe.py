@@ -16,8 +16,9 @@ from entrypoints.supervise import free_port
 class Canned:
     """Answers one connection with fixed bytes and keeps what was asked."""
 
-    def __init__(self, *parts: bytes, close: bool = True) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, *parts: bytes, close: bool = True, host: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.listener = socket.create_server((host, 0), family=family)
         self.port: int = self.listener.getsockname()[1]
         self.asked = b""
         self.over = threading.Event()
@@ -44,8 +45,8 @@ def canned() -> Iterator[type[Canned]]:
     made: list[Canned] = []
 
     class Kept(Canned):
-        def __init__(self, *parts: bytes, close: bool = True) -> None:
-            super().__init__(*parts, close=close)
+        def __init__(self, *parts: bytes, close: bool = True, host: str = "127.0.0.1") -> None:
+            super().__init__(*parts, close=close, host=host)
             made.append(self)
 
     yield Kept
@@ -81,6 +82,12 @@ def test_what_is_no_http(canned: type[Canned], parts: tuple[bytes, ...]) -> None
 def test_nobody_there() -> None:
     with pytest.raises(NoAnswer, match="refused"):
         probe.ask(free_port(), "/x")
+
+
+def test_a_server_on_ipv6_only(canned: type[Canned]) -> None:
+    """`--host ::`: asyncio takes no IPv4 there."""
+    one = canned(HEAD + b"Content-Length: 2\r\n\r\n{}", host="::1")
+    assert probe.ask(one.port, "/health").status == 200
 
 
 def test_silence_is_bounded_and_watched(canned: type[Canned]) -> None:

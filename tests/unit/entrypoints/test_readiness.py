@@ -103,6 +103,12 @@ def test_healthy_and_not_able_to_generate(tmp_path: Path, generate: str, trouble
     assert re.search(trouble, error.diagnosis.cause), error.diagnosis.cause
 
 
+def test_a_first_answer_may_take_long_while_kernels_are_compiled(tmp_path: Path) -> None:
+    """With --skip-server-warmup our question is the first: it is bounded by progress."""
+    with server(tmp_path, generate="late") as one:
+        assert wait(one, stall=1.5, patience=0.5).seconds > 2.0
+
+
 def test_a_silent_generation_ends_at_the_stall_limit(tmp_path: Path) -> None:
     begin = time.monotonic()
     error = fault(tmp_path, generate="silent", stall=1.0, patience=30)
