@@ -137,17 +137,13 @@ def facts(run: Run) -> dict[str, Any]:
         if arm["control"]:
             continue
         given = flags_of(arm["argv"])
-        # what is absent in one run and present in another differs, too: see `differences`
         found.update({f"arms.{arm['name']}.{flag}": value for flag, value in given.items() if flag not in _PLACES})
     return found
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Name to the value in each run, for everything that is not the same in all."""
-    tables = [facts(run) for run in runs]
-    names = dict.fromkeys(itertools.chain.from_iterable(tables))
-    found = {name: [table.get(name) for table in tables] for name in names}
-    found = {name: values for name, values in found.items() if any(value != values[0] for value in values)}
+    found = _unequal([facts(run) for run in runs])
     if pairs := overlaps(runs):
         found[OVERLAP] = [f"{one.folder} {one.begin} to {one.end}" for pair in pairs for one in pair]
     return found
@@ -175,6 +171,7 @@ def refuse(runs: Sequence[Run], allow: Iterable[str] = ()) -> dict[str, list[Any
                         found="; ".join(run.result["verdict"]["invalid_causes"]), expected="a valid run",
                         todo="see its report.md; measure again")
                 for run in runs if run.result["verdict"]["class"] == "invalid"]
+    problems += mixed(runs)
     for name, values in found.items():
         if name not in accepted:
             remedy = next(text for prefix, text in _REMEDIES.items() if name.startswith(prefix))
@@ -192,13 +189,36 @@ def _listed(values: Iterable[Any]) -> str:
     return " | ".join(text if len(text) <= 60 else f"{text[:57]}..." for text in dict.fromkeys(texts))
 
 
-def under_test(reference: Run, other: Run) -> dict[str, list[Any]]:
-    """What differs between two images: what a comparison is about."""
-    here, there = reference.plan["image"], other.plan["image"]
-    found = {key: [here.get(key), there.get(key)] for key in ("key", "stack", "version", "cuda")
-             if here.get(key) != there.get(key)}
-    for table in ("packages", "trees"):
-        one, two = here.get(table) or {}, there.get(table) or {}
-        found.update({f"{table}.{name}": [one.get(name), two.get(name)] for name in sorted({*one, *two})
-                      if one.get(name) != two.get(name)})
+def mixed(runs: Sequence[Run]) -> list[Problem]:
+    """Groups whose runs are not all of one image in one environment."""
+    problems = []
+    for name, members in groups(runs).items():
+        wrong = _unequal([identity(run) for run in members])
+        if "key" in wrong:  # the packages say nothing new then
+            wrong = {"key": wrong["key"]}
+        problems += [Problem(what=f"the runs of a group differ: {key}", where=name, found=_listed(values),
+                             expected="one image in one environment", todo="give them groups of their own: NAME=DIR")
+                     for key, values in wrong.items()]
+    return problems
+
+
+def _unequal(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Name to the value in each table, for everything that is not the same in all."""
+    names = dict.fromkeys(itertools.chain.from_iterable(tables))
+    found = {name: [table.get(name) for table in tables] for name in names}
+    return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What may be under test, flat: the image with its packages and patches, and the servers' environment."""
+    image = run.plan["image"]
+    found = {key: image.get(key) for key in ("key", "stack", "version", "cuda")}
+    for name, table in (("packages", image.get("packages")), ("trees", image.get("trees")),
+                        ("environment", run.plan.get("environment"))):
+        found.update({f"{name}.{key}": value for key, value in (table or {}).items()})
     return found
+
+
+def under_test(reference: Run, other: Run) -> dict[str, list[Any]]:
+    """What differs between two groups: what a comparison is about."""
+    return _unequal([identity(reference), identity(other)])
