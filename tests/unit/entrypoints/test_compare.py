@@ -48,7 +48,7 @@ class Shelf:
         change(document)
         document["sha256"] = plan.digest(document)
         for row in requests:
-            row.update(chunks=row["chunks"][:4], output_ids=row["output_ids"][:40])  # most of a file, and not needed here
+            row.update(chunks=row["chunks"][:4], output_ids=row["output_ids"][:40])  # smaller files
             rows(row)
         folder = self.root / f"run-{self.count}"
         folder.mkdir()
