@@ -11,12 +11,13 @@ from typing import Any
 
 from buildctl import plan, rendering
 from buildctl.compose import INDEX_VARIABLE, ChainStage, Composition, ImagePlan
-from buildctl.engine import Baked, Engine
+from buildctl.engine import Baked, Builder, Engine
 from buildctl.errors import AuditError, Problem, ResourceError
 from buildctl.host import Host
 from buildctl.image_config import KEY_LABEL
 from buildctl.progress import Mode
 from buildctl.project import Project
+from buildctl.reference import Target, parse
 from buildctl.resume import Found
 
 #: free bytes of a builder whose disk cannot be seen from here, as its owner states them
@@ -32,7 +33,7 @@ class Built:
     digest: str
     #: bytes as the engine counts; 0 for an image that only a registry has
     size: int
-    #: `built` by this run, `present` in the engine, or `published` in the registry
+    #: `built` by this run, `present` in the engine, `published` in the registry before, or `pushed` by the builder
     state: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -46,13 +47,15 @@ class Outcome:
     """What a build did."""
 
     images: tuple[Built, ...]
-    #: chain stages that the engine now has under their tags, for publishing
+    #: chain stages that the engine now has under their tags, for publishing; or that the builder pushed by digest
     chain: tuple[ChainStage, ...]
     baked: Baked | None
     seconds: float
     log: Path | None
     #: stages that were taken from a registry
     resumed: Mapping[str, str] = field(default_factory=dict)
+    #: where the builder pushed images and chain stages, by digest; None: the engine has them
+    straight_to: Target | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -66,7 +69,12 @@ class Request:
     """What is asked of a build."""
 
     images: tuple[str, ...] = ()
-    builder: str | None = None
+    #: None: the engine's own
+    builder: Builder | None = None
+    #: where the builder pushes by itself, by digest; None: what it builds comes to the engine
+    straight_to: Target | None = None
+    #: whether that registry speaks plain HTTP
+    plain_http: bool = False
     no_cache: bool = False
     show: Mode = "auto"
     #: also make the chain's stages under their keys, for publishing
@@ -88,7 +96,7 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
     present = {} if request.no_cache else {
         image.name: Built(image, there.partition("@")[2], 0, "published") for image in wanted
         if (there := request.found.images.get(image.name))}
-    if not request.no_cache:
+    if not request.no_cache and request.straight_to is None:
         present.update({image.name: found for image in wanted
                         if image.name not in present and (found := _present(engine, image))})
     todo = [image for image in wanted if image.name not in present]
@@ -99,23 +107,49 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
         return Outcome(tuple(present[image.name] for image in wanted), (), None, time.monotonic() - began, None)
 
     record_path = project.work / composition.stack.name / "record.json"
-    facts = engine.facts()
-    _check_disk(plan.make(composition, [image.name for image in todo], plan.read_record(record_path)).disk, facts.free,
-                facts.root)
+    # what was built before says nothing of another builder's cache, and is made anew without the cache
+    fresh = request.no_cache or (request.builder is not None and not request.builder.keeps_images)
+    planned = plan.make(composition, [image.name for image in todo], {} if fresh else plan.read_record(record_path))
+    settings = _check_disks(engine, request, planned.disk, say)
     targets = [*(image.stage for image in todo), *(stage.target for stage in chain)]
     needed = resumed.reached([*(image.stage for image in todo), *(stage.stage for stage in chain)])
     folder = rendering.folder_of(project, composition.stack.name)
     rendering.render(resumed, folder, cache, say, needed)
     log = project.work / composition.stack.name / "logs" / f"build-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    loads = engine.driver(request.builder) != "docker" if request.builder else not facts.containerd_store
-    settings = ["*.output=type=docker"] if loads else []
+    if request.straight_to is not None:
+        names = {image.stage: image.tags[1] for image in todo} | {stage.target: stage.tag for stage in chain}
+        settings = [setting for target, tag in names.items()
+                    for setting in _straight(target, request.straight_to.place(parse(tag)).name, request.plain_http)]
     secrets = {INDEX_VARIABLE: config} if (config := host.uv_config()) is not None else {}
-    baked = engine.bake(folder, targets, log, show=request.show, builder=request.builder, no_cache=request.no_cache,
+    baked = engine.bake(folder, targets, log, show=request.show,
+                        builder=request.builder.name if request.builder else None, no_cache=request.no_cache,
                         settings=settings, environment=secrets)
-    made = prove(engine, todo, baked.digests)
+    made = prove(engine, todo, baked.digests) if request.straight_to is None else _pushed(todo, chain, baked.digests)
     plan.write_record(record_path, todo)
     return Outcome(tuple(present.get(image.name) or made[image.name] for image in wanted), chain, baked,
-                   time.monotonic() - began, log, {name: there for name, there in stages.items() if name in needed})
+                   time.monotonic() - began, log, {name: there for name, there in stages.items() if name in needed},
+                   request.straight_to)
+
+
+def _straight(target: str, repository: str, plain_http: bool) -> list[str]:
+    """Overrides that make a builder push a target by itself. By digest alone: tags are set when it is proved."""
+    output = "type=image,push=true,push-by-digest=true,store=false,oci-mediatypes=true,compression=zstd"
+    return [f"{target}.tags={repository}",
+            f"{target}.output={output}{',registry.insecure=true' if plain_http else ''}"]
+
+
+def _pushed(images: Sequence[ImagePlan], chain: Sequence[ChainStage], digests: Mapping[str, str]) -> dict[str, Built]:
+    """What a builder says that it pushed; publishing holds it against the registry.
+
+    :raises AuditError: it names no digest for some of it.
+    """
+    silent = [target for target in [*(image.stage for image in images), *(stage.target for stage in chain)]
+              if not digests.get(target)]
+    if silent:
+        raise AuditError([Problem("the build ended well and the builder names no digest", target, found="nothing",
+                                  expected="the digest that it pushed", todo="a newer buildx, or build again")
+                          for target in silent])
+    return {image.name: Built(image, digests[image.stage], 0, "pushed") for image in images}
 
 
 def _unpublished(resumed: Composition, request: Request, images: Sequence[ImagePlan]) -> tuple[ChainStage, ...]:
@@ -164,11 +198,34 @@ def _present(engine: Engine, image: ImagePlan) -> Built | None:
     return Built(image, found.digest or found.id, found.size, "present") if found else None
 
 
-def _check_disk(needed: int, free: int | None, where: str) -> None:
-    stated = os.environ.get(FREE_DISK, "")
+def _check_disks(engine: Engine, request: Request, needed: int, say: Callable[[str], None]) -> list[str]:
+    """Check the disk where the build runs, and that of the engine where the images go. Returns the settings of the
+    output that fits: builders that keep no images load them into the engine, and so do stores without zstd.
+
+    :raises ResourceError: with every disk that is too small.
+    """
+    builder, stated = request.builder, os.environ.get(FREE_DISK, "")
+    away = builder is not None and not builder.keeps_images
+    disks: list[tuple[str, int | None]] = []
+    settings: list[str] = []
+    if away and builder is not None:
+        disks.append((f"builder {builder.name}", None))
+    if request.straight_to is None:
+        facts = engine.facts()
+        disks.append((facts.root, facts.free))
+        if away or not facts.containerd_store:
+            settings = ["*.output=type=docker"]
     if stated.isdigit():
-        free, where = int(stated), f"{where} ({FREE_DISK})"
-    if free is not None and free < needed:
-        raise ResourceError(Problem("not enough disk for this build", where, found=f"{free / 1e9:.1f} GB free",
+        disks[0] = (f"{disks[0][0]} ({FREE_DISK})", int(stated))
+    problems = []
+    for where, free in disks:
+        if free is None:
+            say(f"disk: {where}: cannot be seen from here; about {needed / 1e9:.1f} GB should be free "
+                f"({FREE_DISK}=BYTES states it)")
+        elif free < needed:
+            problems.append(Problem("not enough disk for this build", where, found=f"{free / 1e9:.1f} GB free",
                                     expected=f"about {needed / 1e9:.1f} GB",
                                     todo="`docker buildx prune` and `docker image prune` free space that nothing uses"))
+    if problems:
+        raise ResourceError(problems)
+    return settings

@@ -25,8 +25,8 @@ from buildctl.stack import Stack
 
 # names that fragments may stand on, or give their last stage
 _BASE, _PARENT, _LAYER = "base", "parent", "layer"
-#: the tools' stage that images copy the entrypoint's environment from
-_ENVIRONMENT = "entrypoint-env"
+#: the stages that all images mount or copy from: the tools, and on top of them the entrypoint's environment
+_SHARED = ("tools", "entrypoint-env")
 #: part of every key: raise it when the meaning of a composition changes
 _FORMAT = 1
 #: where the bootstrapped base lies in the context
@@ -199,12 +199,12 @@ def _chain(project: Project, stack: Stack, lock: Lock, problems: Problems) -> li
 
 
 def _published(stack: Stack, stages: Iterable[Stage], keys: Mapping[str, Key]) -> tuple[ChainStage, ...]:
-    """The stages that are worth publishing: those of the layers, and the environment that all images copy from."""
+    """The stages that are worth publishing: those of the layers, and those that all images share."""
     owners = {layer.name: layer.name for layer in stack.layers}
     found = []
     for stage in stages:
         layer = next((name for name in owners if stage.name == name or stage.name.startswith(f"{name}-")), None)
-        repository = layer or ("entrypoint" if stage.name == _ENVIRONMENT else None)
+        repository = layer or ("entrypoint" if stage.name in _SHARED else None)
         if repository is not None:
             key = keys[stage.name].value
             found.append(ChainStage(stage.name, f"{repository}:chain-{key[:16]}", key))

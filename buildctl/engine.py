@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from buildctl import dial
 from buildctl.errors import (
     AuthError,
     BuildctlError,
@@ -30,13 +32,14 @@ from buildctl.errors import (
     UsageError,
 )
 from buildctl.progress import BuildRecord, Cause, Mode, Progress
+from buildctl.registry import is_local, plain_http
 
 if TYPE_CHECKING:
     import docker
 
 _ERRORS: Mapping[Cause, type[BuildctlError]] = {
     Cause.STEP: BuildError, Cause.DEFINITION: BuildError, Cause.DISK: ResourceError, Cause.MEMORY: ResourceError,
-    Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.ENGINE: EngineError}
+    Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.REFUSED: AuthError, Cause.ENGINE: EngineError}
 _HINT = "start it (`make engine` installs and starts one on Debian and Ubuntu), or set DOCKER_HOST"
 #: how long buildx may take to clean up after an interrupt, in seconds
 _GRACE = 15.0
@@ -59,9 +62,24 @@ class Facts:
 
     version: str
     containerd_store: bool
+    #: its folder; with its address in front when that is not of this machine
     root: str
     #: free bytes on the engine's disk; None when it is not this machine's
     free: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """A buildx builder: its driver and where its nodes are."""
+
+    name: str
+    driver: str
+    endpoints: tuple[str, ...]
+
+    @property
+    def keeps_images(self) -> bool:
+        """Whether images stay in an engine; other builders must be told to load or push them."""
+        return self.driver == "docker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +100,35 @@ def connect(timeout: float = 600) -> docker.APIClient:
     from docker.errors import DockerException
     from docker.utils import kwargs_from_env
 
-    settings = kwargs_from_env()
-    address = settings.get("base_url") or "unix:///var/run/docker.sock"
+    program = Engine().program() if dial.context() else None
+    address = dial.address(program)
+    dialer: dial.Dialer | None = None
     try:
-        # asked first, because the SDK leaks its socket when nobody listens
         if address.startswith(("unix://", "http+unix://")):
+            # asked first, because the SDK leaks its socket when nobody listens
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(address.partition("unix://")[2])
-        return docker.APIClient(**settings, version="auto", timeout=int(timeout))
+            settings: dict[str, Any] = {"base_url": address}
+        elif program is None and not address.startswith("ssh://"):
+            settings = dict(kwargs_from_env())
+        else:
+            dialer = dial.Dialer(program or Engine().program())
+            settings = {"base_url": dialer.address}
+        client = docker.APIClient(**settings, version="auto", timeout=int(timeout))
     except PermissionError:
         raise EngineError(Problem("this user may not talk to the Docker engine", address, found="permission denied",
                                   expected="membership of the group docker, or root",
                                   todo="add the user to the group, log in again")) from None
     except (OSError, DockerException) as error:
-        raise EngineError(Problem("the Docker engine does not answer", address, found=_first(error),
+        found = _first(error)
+        if dialer is not None:
+            found = dialer.complaint or found
+            dialer.close()
+        raise EngineError(Problem("the Docker engine does not answer", address, found=found,
                                   expected="a running engine", todo=_HINT)) from None
+    if dialer is not None:
+        weakref.finalize(client, dialer.close)
+    return client
 
 
 class Engine:
@@ -105,6 +137,7 @@ class Engine:
     def __init__(self, timeout: float = 600) -> None:
         self._timeout = timeout
         self._client: docker.APIClient | None = None
+        self._told: Mapping[str, Any] | None = None
 
     @property
     def client(self) -> docker.APIClient:
@@ -116,6 +149,26 @@ class Engine:
             self._client = connect(self._timeout)
         return self._client
 
+    def close(self) -> None:
+        """Close the connections, if there are any."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def insecure(self, host: str) -> bool:
+        """Whether a registry is spoken to in plain HTTP: it is on this machine, or the engine is told to.
+
+        Without an engine only the first counts.
+        """
+        if is_local(host):
+            return True
+        if self._told is None:
+            try:
+                self._told = self._ask("info").get("RegistryConfig") or {}
+            except EngineError:
+                self._told = {}
+        return plain_http(host, self._told)
+
     def facts(self) -> Facts:
         """Version, image store and disk.
 
@@ -124,10 +177,17 @@ class Engine:
         info = self._ask("info")
         status = {row[0]: row[1] for row in info.get("DriverStatus") or ()}
         root = str(info.get("DockerRootDir", ""))
-        local = not os.environ.get("DOCKER_HOST", "unix://").startswith(("tcp://", "ssh://", "http"))
-        free = shutil.disk_usage(root).free if local and root and Path(root).is_dir() else None
+        # a socket may lead to a virtual machine or out of a container: then the engine has another name than we
+        local = info.get("Name") == socket.gethostname() and Path(root).is_dir() and not self.away
         return Facts(str(info.get("ServerVersion", "?")),
-                     str(status.get("driver-type", "")).startswith("io.containerd.snapshotter"), root, free)
+                     str(status.get("driver-type", "")).startswith("io.containerd.snapshotter"),
+                     root if local else f"{dial.context() or os.environ.get('DOCKER_HOST') or dial.DEFAULT}: {root}",
+                     shutil.disk_usage(root).free if local else None)
+
+    @property
+    def away(self) -> bool:
+        """Whether the engine is reached over a network."""
+        return not dial.address(self.program() if dial.context() else None).startswith(("unix://", "http+unix://"))
 
     def image(self, reference: str) -> LocalImage | None:
         """An image by tag or id, None when the engine has none.
@@ -209,20 +269,34 @@ class Engine:
         return Baked(record, {target: str(values.get("containerimage.digest", ""))
                               for target, values in found.items() if isinstance(values, dict)})
 
-    def driver(self, builder: str) -> str:
-        """The driver of a buildx builder: `docker` keeps images in an engine, others must be told to load them.
+    def builder(self, name: str) -> Builder:
+        """A buildx builder.
 
-        :raises EngineError: buildx knows no such builder, or it does not answer.
+        :raises EngineError: buildx knows no such builder, it does not answer, or it keeps its images in another engine
+            than this one.
         """
-        done = subprocess.run([self.program(), "buildx", "inspect", builder], capture_output=True, text=True,
+        done = subprocess.run([self.program(), "buildx", "inspect", name], capture_output=True, text=True,
                               stdin=subprocess.DEVNULL, check=False)
-        fields = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
-        if done.returncode != 0 or "Driver" not in fields:
-            raise EngineError(Problem(f"the builder '{builder}' cannot be used", "buildx",
+        fields = [(key.strip(), value.strip()) for key, colon, value in
+                  (line.partition(":") for line in done.stdout.splitlines()) if colon]
+        driver = dict(fields).get("Driver")
+        if done.returncode != 0 or driver is None:
+            raise EngineError(Problem(f"the builder '{name}' cannot be used", "buildx",
                                       found=(done.stderr.strip().splitlines() or ["no answer"])[-1],
                                       expected="a builder that `docker buildx ls` shows",
                                       todo="create it with `docker buildx create --name ...`"))
-        return fields["Driver"].strip()
+        found = Builder(name, driver, tuple(value for key, value in fields if key == "Endpoint"))
+        # buildx starts nodes of the other drivers when it needs them
+        if driver == "remote" and not any(value == "running" for key, value in fields if key == "Status"):
+            raise EngineError(Problem(f"no node of the builder '{name}' answers", "buildx",
+                                      found=", ".join(found.endpoints), expected="a running buildkitd",
+                                      todo="start it, or correct the address (`docker buildx ls`)"))
+        here = dial.context() or "default"
+        if found.keeps_images and set(found.endpoints) - {here}:
+            raise EngineError(Problem(f"the builder '{name}' keeps its images in another engine than docker talks to",
+                                      "buildx", found=", ".join(found.endpoints), expected=here,
+                                      todo=f"`DOCKER_CONTEXT={name} buildctl build ...` without --builder"))
+        return found
 
     def program(self) -> str:
         """The docker client that knows buildx; another one earlier on PATH may not.

@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from buildctl import budget
 from buildctl import fault as faults
 from buildctl.credentials import Source, lookup
-from buildctl.errors import AuthError, NetworkError, Problem, TagExistsError, UsageError
+from buildctl.engine import Engine
+from buildctl.errors import AuditError, AuthError, NetworkError, Problem, TagExistsError, UsageError
 from buildctl.fault import Fault, Kind
-from buildctl.image_config import config_of, key_of
+from buildctl.image_config import KEY_LABEL, config_of, key_of
 from buildctl.oci import Descriptor, Manifest
 from buildctl.reference import Reference
 from buildctl.registry import Registry
@@ -27,16 +28,12 @@ from buildctl.upload import (
     LocalImage,
     Progress,
     Upload,
-    asking,
     exact_layers,
     layers_of,
     local_image,
     name_removed,
     push,
 )
-
-if TYPE_CHECKING:
-    import docker
 
 Action = Literal["upload", "tag", "move", "keep"]
 
@@ -114,7 +111,7 @@ class Publisher:
     `patience`: seconds for which an upload may stand still.
     """
 
-    def __init__(self, engine: docker.APIClient, *, policy: Policy | None = None, source: Source = lookup,
+    def __init__(self, engine: Engine, *, policy: Policy | None = None, source: Source = lookup,
                  watcher: Watcher | None = None, patience: float = 600.0) -> None:
         self.engine = engine
         self.patience = patience
@@ -122,7 +119,6 @@ class Publisher:
         self.watcher = watcher or Watcher()
         self._source = source
         self._registries: dict[str, Registry] = {}
-        self._insecure: tuple[str, ...] | None = None
 
     def __enter__(self) -> Publisher:
         return self
@@ -136,7 +132,7 @@ class Publisher:
         if host not in self._registries:
             self._registries[host] = Registry(
                 host, actions="pull,push", source=self._source, policy=self.policy,
-                plain_http=host in self._plain_hosts(), announce=lambda retry: self.watcher.retry(host, retry))
+                plain_http=self.engine.insecure(host), announce=lambda retry: self.watcher.retry(host, retry))
         return self._registries[host]
 
     def plan(self, jobs: Iterable[Job], *, rate: float = 0.0) -> list[Move]:
@@ -149,7 +145,7 @@ class Publisher:
         moves: list[Move] = []
         conflicts: list[Problem] = []
         for job in jobs:
-            image = local_image(self.engine, job.source)
+            image = local_image(self.engine.client, job.source)
             first = self._fixed(job, image, job.target, conflicts)
             moves.append(first)
             moves += [self._fixed(job, image, job.target.tagged(tag), conflicts, first) for tag in job.aliases]
@@ -188,6 +184,38 @@ class Publisher:
         for host, repository in sorted({(target.registry, target.repository) for target in targets}):
             self.registry(host).check_push(repository)
 
+    def name(self, target: Reference, digest: str, key: str) -> Result:
+        """Give what a builder pushed by digest its fixed tag, once the registry shows that it has this content key.
+
+        Raises `AuditError` for another key, `TagExistsError`, `NetworkError`.
+        """
+        started = time.monotonic()
+        registry, source = self.registry(target.registry), str(target.at(digest))
+        manifest = registry.manifest(target.repository, digest)
+        if manifest is None:
+            raise _lost(target.at(digest), digest, "nothing")
+        if (found := key_of(registry, target.repository, manifest)) != key:
+            raise AuditError(Problem("the pushed image is not the one that was planned", source,
+                                     f"key {found[:16] or '(none)'}", f"key {key[:16]}", "build again"))
+        if there := self.holds(target, digest, key):
+            return Result("keep", target, source, there)
+        registry.put_manifest(target.repository, target.tag, manifest)
+        proved = self._prove(target, digest, LocalImage(digest, frozenset(), {KEY_LABEL: key}))
+        return Result("upload", target, source, proved, seconds=time.monotonic() - started)
+
+    def holds(self, target: Reference, digest: str, key: str) -> str:
+        """The digest of a fixed tag: this one, or another with the same content key; empty when the tag is new.
+
+        Raises `TagExistsError` for other content.
+        """
+        registry = self.registry(target.registry)
+        found = registry.head(target.repository, target.tag)
+        if found is None:
+            return ""
+        if not self._same(LocalImage(digest, frozenset(), {KEY_LABEL: key}), registry, target.repository, found):
+            raise TagExistsError(_exists(target, found.digest, digest))
+        return found.digest
+
     # ------------------------------------------------------------------ planning
 
     def _fixed(self, job: Job, image: LocalImage, target: Reference, conflicts: list[Problem],
@@ -225,9 +253,9 @@ class Publisher:
     def _check_budgets(self, jobs: Iterable[Job], rate: float) -> None:
         errors: list[Problem] = []
         for source, host in dict.fromkeys((job.source, job.target.registry) for job in jobs):
-            layers = layers_of(self.engine, source) if budget.limit_of(host) else []
+            layers = layers_of(self.engine.client, source) if budget.limit_of(host) else []
             if layers and not budget.within(layers, host):
-                layers = exact_layers(self.engine, source) or layers
+                layers = exact_layers(self.engine.client, source) or layers
             found, warnings = budget.check(layers, host, rate=rate)
             errors += found
             for warning in warnings:
@@ -248,8 +276,8 @@ class Publisher:
             attempts += 1
             return self._engine_push(move)
 
-        image = local_image(self.engine, move.job.source)
-        with name_removed(self.engine, where, move.job.source):
+        image = local_image(self.engine.client, move.job.source)
+        with name_removed(self.engine.client, where, move.job.source):
             try:
                 upload = self.policy.run(attempt, lambda retry: self.watcher.retry(where, retry))
             except Failed as failed:
@@ -270,7 +298,7 @@ class Publisher:
                 self.watcher.progress(where, progress)
 
             try:
-                return push(self.engine, move.job.source, target, self._source(target.registry).as_auth_config(),
+                return push(self.engine.client, move.job.source, target, self._source(target.registry).as_auth_config(),
                             watch, patience=self.patience)
             except Failed as failed:
                 if failed.fault.kind is not Kind.LOGIN or (number and not arrived):
@@ -321,13 +349,6 @@ class Publisher:
             return manifest.digest
         raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
                                      digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
-
-    def _plain_hosts(self) -> tuple[str, ...]:
-        if self._insecure is None:
-            with asking():
-                configs = (self.engine.info().get("RegistryConfig") or {}).get("IndexConfigs") or {}
-            self._insecure = tuple(name for name, config in configs.items() if not config.get("Secure", True))
-        return self._insecure
 
 
 def _check_claims(jobs: Iterable[Job]) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -422,6 +422,21 @@ def is_local(host: str) -> bool:
         return ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
+
+
+def plain_http(host: str, config: Mapping[str, Any]) -> bool:
+    """Whether an engine is told to use plain HTTP for a registry, by its name or by its address.
+
+    :param config: `RegistryConfig` of the engine's `info`.
+    """
+    entry = (config.get("IndexConfigs") or {}).get(host)
+    if entry is not None:
+        return not entry.get("Secure", True)
+    try:
+        address = ip_address(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return any(address in ip_network(block, strict=False) for block in config.get("InsecureRegistryCIDRs") or ())
 
 
 def ca_bundle(environment: Mapping[str, str]) -> str | bool:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the tests need besides Python and an engine: a registry, mmdebstrap, jq, git. `make tools`.
+# What the tests need besides Python and an engine: a registry, mmdebstrap, jq, git, an ssh server, ip. `make tools`.
 # Installs what is missing on Debian and Ubuntu as root, and starts no service; elsewhere it says what to install.
 # Exit status: 0 all there, 9 something is missing.
 set -eu
@@ -10,6 +10,8 @@ add docker-registry docker-registry
 add mmdebstrap mmdebstrap
 add jq jq
 add git git
+add sshd openssh-server
+add ip iproute2
 [ -n "$packages" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
@@ -30,6 +32,6 @@ fi
 apt-get -qq update
 # shellcheck disable=SC2086 # names of packages
 DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends -y $packages
-for program in docker-registry mmdebstrap jq git; do
+for program in docker-registry mmdebstrap jq git sshd ip; do
     command -v "$program" >/dev/null 2>&1 || { echo "tools: $program is still not on PATH" >&2; exit 9; }
 done

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import building, fetch, host, locking, resume
+from buildctl import building, credentials, fetch, host, locking, resume
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, stack_option, wheelhouse_option
-from buildctl.engine import Engine
+from buildctl.engine import Builder, Engine
+from buildctl.errors import Problem, UsageError
 from buildctl.progress import Mode
 from buildctl.reference import Target, parse, parse_target
 from buildctl.resume import Found
@@ -54,20 +56,27 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
     places = [parse_target(text) for text in push_to]
     engine = Engine()
     with ExitStack() as open_ends:
+        open_ends.enter_context(closing(engine))
         publisher = None
         found_there = Found({}, {})
+        used = engine.builder(builder) if builder else None
+        straight = None
         if places:
             from buildctl.commands.push import Speaker
             from buildctl.push import Publisher
 
-            publisher = open_ends.enter_context(Publisher(engine.client, watcher=Speaker(sys.stderr.isatty())))
+            publisher = open_ends.enter_context(Publisher(engine, watcher=Speaker(sys.stderr.isatty())))
             wanted = [composition.image(name) for name in images] or composition.images
             if not no_cache:
                 found_there = resume.look(composition, wanted, places[0], publisher.registry)
             # a right that is missing is better known before the build than after it
             publisher.check_rights(place.place(parse(image.tags[1])) for image in wanted for place in places
                                    if image.name not in found_there.images)
-        request = building.Request(images, builder, no_cache, cast(Mode, progress), bool(places), found_there)
+            if used is not None and not used.keeps_images:
+                straight = places[0]
+                _refuse_hidden_login(straight, used)
+        request = building.Request(images, used, straight, bool(straight and engine.insecure(straight.registry)),
+                                   no_cache, cast(Mode, progress), bool(places), found_there)
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
         if not as_json:
             _tell(outcome)
@@ -86,8 +95,21 @@ def _publish(outcome: building.Outcome, places: list[Target], publisher: Publish
     try:
         return publishing.publish(outcome, places, publisher)
     finally:
-        for stage in outcome.chain:  # these names are of use in a registry only; the cache keeps the content
+        # these names are of use in a registry only; the cache keeps the content
+        for stage in outcome.chain if outcome.straight_to is None else ():
             engine.untag(stage.tag)
+
+
+def _refuse_hidden_login(place: Target, builder: Builder) -> None:
+    """A builder that pushes by itself gets its login from buildx, which reads the docker configuration only.
+
+    :raises UsageError: the login is in our own variables.
+    """
+    if os.environ.get(credentials.ENV_HOST) == place.registry:
+        raise UsageError(Problem(
+            f"builder {builder.name} pushes by itself and cannot see this login", credentials.ENV_HOST,
+            place.registry, "a login in the docker configuration", f"`docker login {place.registry}`, and without "
+            f"{credentials.ENV_HOST}"))
 
 
 def _say(text: str) -> None:

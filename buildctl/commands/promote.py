@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +11,7 @@ import click
 from buildctl import results
 from buildctl.cli import emit
 from buildctl.commands._options import json_option
+from buildctl.engine import Engine
 from buildctl.errors import Problem, UsageError
 from buildctl.promote import Move, Promoter
 from buildctl.reference import Reference, check_tag, parse
@@ -37,7 +38,10 @@ from buildctl.retry import Policy, Retry
 @json_option
 def command(reference: str, targets: tuple[str, ...], move: bool, require: str | None, folder: Path | None,
             dry_run: bool, attempts: int, wait: float, as_json: bool) -> None:
-    """Copy an image by digest to other tags, repositories or registries. Never rebuilds, needs no engine."""
+    """Copy an image by digest to other tags, repositories or registries. Never rebuilds.
+
+    Needs no engine; one that answers is asked which registries it speaks plain HTTP to.
+    """
     source = in_registry(reference)
     places = list(dict.fromkeys(target_of(source, target) for target in targets))
     result = results.read(folder) if folder else None
@@ -78,10 +82,14 @@ def target_of(source: Reference, text: str) -> Reference:
 
 
 class Clients:
-    """One registry client per host, closed with the stack; waits are told on stderr."""
+    """One registry client per host, closed with the stack; waits are told on stderr.
+
+    Plain HTTP is spoken where the engine would, if there is one.
+    """
 
     def __init__(self, stack: ExitStack, policy: Policy, actions: str) -> None:
         self._stack, self._policy, self._actions = stack, policy, actions
+        self._engine = stack.enter_context(closing(Engine(60)))
         self._known: dict[str, Registry] = {}
 
     def __call__(self, host: str) -> Registry:
@@ -92,7 +100,8 @@ class Clients:
                            f"next in {retry.seconds:.1f} s", err=True)
 
             self._known[host] = self._stack.enter_context(
-                Registry(host, actions=self._actions, policy=self._policy, announce=announce))
+                Registry(host, actions=self._actions, policy=self._policy, announce=announce,
+                         plain_http=self._engine.insecure(host)))
         return self._known[host]
 
 

@@ -12,7 +12,7 @@ import click
 
 from buildctl.cli import emit
 from buildctl.commands._options import composed, json_option
-from buildctl.engine import connect
+from buildctl.engine import Engine
 from buildctl.errors import Problem, UsageError
 from buildctl.push import Job, Move, Publisher, Result, Watcher
 from buildctl.reference import Target, check_tag, parse, parse_target
@@ -57,7 +57,7 @@ def command(root: Path | None, references: tuple[str, ...], stack_name: str | No
         _, composition = composed(root or Path(), stack_name, ())
         images = [composition.image(name) for name in references] or composition.images
         jobs = jobs_of([image.tags for image in images], places, further, moved)
-    with (closing(connect(max(timeout, 60))) as engine,
+    with (closing(Engine(max(timeout, 60))) as engine,
           Publisher(engine, policy=Policy(attempts, wait), patience=timeout,
                     watcher=Speaker(sys.stderr.isatty())) as publisher):
         if dry_run:

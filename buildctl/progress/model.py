@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from buildctl import fault
 from buildctl.errors import Problem
 from buildctl.progress.rawjson import Event, Log, Text, Transfer, Vertex, Warned
 
@@ -59,6 +60,7 @@ class Cause(Enum):
     MEMORY = "memory"
     NETWORK = "network"
     AUTH = "auth"
+    REFUSED = "refused"
     ENGINE = "engine"
     DEFINITION = "definition"
 
@@ -491,13 +493,26 @@ _TODO = {
     Cause.MEMORY: "the step was killed, most likely for memory: build with fewer parallel jobs or on a bigger machine",
     Cause.NETWORK: "check the network, proxy and mirror settings, then build again: finished steps are kept",
     Cause.AUTH: "log in to the registry that the message names (docker login), then build again",
+    Cause.REFUSED: "repeating does not help: see what the registry says (limits of size and name, its own and those of "
+                   "proxies in front of it)",
     Cause.ENGINE: "see that the engine or builder runs (docker info, docker buildx ls), then build again",
     Cause.DEFINITION: "repair the composed Dockerfile's source: the fragment or the stack",
 }
 
 
+#: what a failed push by the builder means: the registry client's own table of answers
+_PUSHED = {fault.Kind.TRANSIENT: Cause.NETWORK, fault.Kind.LOGIN: Cause.AUTH, fault.Kind.DENIED: Cause.AUTH,
+           fault.Kind.TOO_LARGE: Cause.REFUSED, fault.Kind.MISSING: Cause.REFUSED, fault.Kind.REFUSED: Cause.REFUSED}
+
+
 def _cause(kind: Kind | None, message: str, log: tuple[str, ...]) -> Cause:
     text = "\n".join((message, *log[-10:]))
+    if kind is Kind.EXPORT and message.startswith("failed to push "):
+        found = _PUSHED.get(fault.of_engine(message).kind)
+        if found is not None:
+            return found
+    if kind is Kind.INTERNAL and message == "context deadline exceeded":  # waiting for connection
+        return Cause.ENGINE
     if _DISK.search(text):
         return Cause.DISK
     if message == "exit code: 137":

@@ -77,7 +77,8 @@ class Fault:
 class Request:
     """One request as the proxy saw it, from its first byte on.
 
-    `status` is what the client got (0: no answer), `stored` what the registry itself answered (0: was not asked).
+    `status` is what the client got (0: no answer), `stored` what the registry itself answered (0: was not asked),
+    `peer` the client's address.
     """
 
     method: str
@@ -88,12 +89,14 @@ class Request:
     authorization: str
     stored: int = 0
     stored_at: float = 0.0
+    peer: str = ""
 
 
 class FaultProxy:
-    """An HTTP proxy on a free port of 127.0.0.1; a context manager."""
+    """An HTTP proxy on a free port of an address of this machine; a context manager."""
 
-    def __init__(self, upstream: str, *, token_ttl: float | None = None, user: str = "ci", password: str = "") -> None:
+    def __init__(self, upstream: str, *, token_ttl: float | None = None, user: str = "ci", password: str = "",
+                 address: str = "127.0.0.1") -> None:
         self.upstream = upstream
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
@@ -110,9 +113,9 @@ class FaultProxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server((address, 0), Handler)
         self._server.owner = self
-        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.host = f"{address}:{self._server.server_address[1]}"
         HOSTS.add(self.host)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
@@ -260,7 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _handle(self) -> None:
-        self.entry = Request(self.command, self.path, 0, 0, time.monotonic(), self.headers.get("Authorization", ""))
+        self.entry = Request(self.command, self.path, 0, 0, time.monotonic(), self.headers.get("Authorization", ""),
+                             peer=self.client_address[0])
         self.owner.record(self.entry)
         try:
             self._answer()

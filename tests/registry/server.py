@@ -24,21 +24,23 @@ http: {{addr: "{host}", net: tcp}}
 """
 
 
-def free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 
 
 class RegistryServer:
-    """A registry on 127.0.0.1 with its storage under `folder`; a context manager that can be stopped and restarted."""
+    """A registry on this machine, its storage under `folder`; a context manager that can be stopped and restarted."""
 
-    def __init__(self, folder: Path, *, disk: str = "") -> None:
-        """`disk`: size of a file system of its own for the storage, as tmpfs takes it (`300k`)."""
+    def __init__(self, folder: Path, *, disk: str = "", address: str = "127.0.0.1") -> None:
+        """`disk`: size of a file system of its own for the storage, as tmpfs takes it (`300k`). Several registries may
+        share a folder: the same content at several `address`es.
+        """
         self.folder, self.disk = folder, disk
-        self.host = f"127.0.0.1:{free_port()}"
+        self.host = f"{address}:{free_port(address)}"
         HOSTS.add(self.host)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +61,7 @@ class RegistryServer:
         if not shutil.which(BINARY):
             raise RuntimeError(f"{BINARY} is not installed; on Debian: apt-get install docker-registry")
         self.folder.mkdir(parents=True, exist_ok=True)
-        config = self.folder / "config.yml"
+        config = self.folder / f"config-{self.host}.yml"
         config.write_text(CONFIG.format(root=self.folder / "data", host=self.host))
         command = [BINARY, "serve", str(config)]
         if self.disk:

@@ -11,11 +11,12 @@ import pytest
 from buildctl import base, building, plan
 from buildctl.building import Request
 from buildctl.compose import Composition, compose
-from buildctl.engine import Baked, Engine, Facts, LocalImage
+from buildctl.engine import Baked, Builder, Engine, Facts, LocalImage
 from buildctl.errors import AuditError, ResourceError, UsageError
 from buildctl.host import Host
 from buildctl.progress import BuildRecord
 from buildctl.project import Project
+from buildctl.reference import Target
 from tests.unit.projects import ready
 from tests.unit.test_compose import NO_HOST
 
@@ -30,6 +31,7 @@ class KnownEngine(Engine):
         self.makes, self.free, self.store = makes, free, store
         self.composition: Composition | None = None
         self.key = ""
+        self.more: dict[str, str] = {}
 
     def facts(self) -> Facts:
         return Facts("26.1", self.store, "/var/lib/docker", self.free)
@@ -37,13 +39,10 @@ class KnownEngine(Engine):
     def image(self, reference: str) -> LocalImage | None:
         return self.there.get(reference)
 
-    def driver(self, builder: str) -> str:
-        return "docker" if builder == "default" else "docker-container"
-
     def bake(self, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
         self.baked.append({"folder": folder, "targets": list(targets), "log": log, **rest})
         assert (folder / "Dockerfile").is_file()
-        digests: dict[str, str] = {}
+        digests = dict(self.more)
         for image in self.composition.images if self.composition and self.makes else ():
             if image.stage not in targets:
                 continue
@@ -116,7 +115,8 @@ def test_the_index_reaches_the_build_as_a_secret(parts: tuple[Project, Compositi
 def test_the_output_fits_the_image_store(parts: tuple[Project, Composition, KnownEngine], store: bool,
                                          builder: str | None, settings: list[str]) -> None:
     parts[2].store = store
-    build(parts, Request(builder=builder))
+    driver = "docker" if builder == "default" else "remote"
+    build(parts, Request(builder=Builder(builder, driver, ()) if builder else None))
     assert parts[2].baked[0]["settings"] == settings
 
 
@@ -159,3 +159,60 @@ def test_a_folder_with_something_else_in_it_is_left_alone(parts: tuple[Project, 
     with pytest.raises(UsageError, match="something else than a rendering"):
         build(parts)
     assert (folder / "precious").read_text() == "keep"
+
+
+FAR = Builder("far", "remote", ("tcp://b:1",))
+HOME = Target("registry.example", "team")
+
+
+class NoEngine(KnownEngine):
+    """Nobody may ask the engine for anything."""
+
+    def facts(self) -> Facts:
+        raise AssertionError
+
+    def image(self, reference: str) -> LocalImage | None:
+        raise AssertionError
+
+
+def test_a_builder_that_pushes_by_itself_needs_no_engine(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    project, composition, _ = parts
+    engine = NoEngine()
+    engine.composition = composition
+    chain = {stage.target: f"sha256:{stage.stage}" for stage in composition.chain}
+    engine.more = chain
+    outcome = build((project, composition, engine),
+                    Request(("sglang",), builder=FAR, straight_to=HOME, plain_http=True, chain=True))
+    assert [(built.state, built.digest, built.size) for built in outcome.images] == [("pushed", "sha256:sglang", 0)]
+    assert outcome.straight_to == HOME
+    settings = engine.baked[0]["settings"]
+    assert "sglang-image.tags=registry.example/team/sglang" in settings
+    assert ("chain-cuda-system.output=type=image,push=true,push-by-digest=true,store=false,oci-mediatypes=true,"
+            "compression=zstd,registry.insecure=true") in settings
+    assert len(settings) == 2 * len(engine.baked[0]["targets"])
+    engine.more = {}
+    with pytest.raises(AuditError, match="names no digest") as error:
+        build((project, composition, engine), Request(("sglang",), builder=FAR, straight_to=HOME, chain=True))
+    assert len(error.value.problems) == len(composition.chain)
+
+
+def test_the_disk_is_checked_where_the_build_runs(parts: tuple[Project, Composition, KnownEngine],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """A builder's disk cannot be seen: that is said. The engine's, where the images go, can."""
+    project, composition, engine = parts
+    said: list[str] = []
+
+    def attempt(request: Request) -> None:
+        building.build(project, composition, NO_HOST, engine, request, project.root, said.append)
+
+    engine.free = 10**12
+    attempt(Request(builder=FAR))
+    assert said == ["disk: builder far: cannot be seen from here; about 1.5 GB should be free "
+                    "(BUILDCTL_FREE_DISK=BYTES states it)"]
+    engine.free = 1000
+    monkeypatch.setenv(building.FREE_DISK, "2000")
+    # the record of the last build says nothing of another builder
+    with pytest.raises(ResourceError) as error:
+        attempt(Request(builder=FAR, no_cache=True))
+    assert [problem.where for problem in error.value.problems] == ["builder far (BUILDCTL_FREE_DISK)",
+                                                                  "/var/lib/docker"]

@@ -109,11 +109,21 @@ def test_a_client_without_buildx_is_passed_over(tmp_path: Path, client: Path, mo
 
 
 def test_the_driver_of_a_builder(client: Path) -> None:
-    write(client, '[ "$3" = good ] && printf "Name:   good\\nDriver: docker-container\\n" && exit 0\n'
-                  'echo "ERROR: no builder \\"$3\\" found" >&2; exit 1')
-    assert Engine().driver("good") == "docker-container"
+    write(client, 'case $3 in good) printf "Driver: kubernetes\\n\\nNodes:\\nEndpoint: k8s:///b?x=1\\n" ;;\n'
+                  'dead) printf "Driver: remote\\n\\nNodes:\\nEndpoint: tcp://b:1\\nStatus: inactive\\n" ;;\n'
+                  'far) printf "Name: far\\nDriver: docker\\n\\nNodes:\\nName: far\\nEndpoint: far\\n" ;;\n'
+                  'default) printf "Name: default\\nDriver: docker\\n\\nNodes:\\nEndpoint: default\\n" ;;\n'
+                  '*) echo "ERROR: no builder \\"$3\\" found" >&2; exit 1 ;; esac')
+    found = Engine().builder("good")
+    assert (found.driver, found.endpoints, found.keeps_images) == ("kubernetes", ("k8s:///b?x=1",), False)
+    assert Engine().builder("default").keeps_images
     with pytest.raises(EngineError, match="no builder"):
-        Engine().driver("bad")
+        Engine().builder("bad")
+    with pytest.raises(EngineError, match="no node of the builder 'dead' answers"):
+        Engine().builder("dead")
+    with pytest.raises(EngineError, match="in another engine") as error:
+        Engine().builder("far")
+    assert "DOCKER_CONTEXT=far" in str(error.value)
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

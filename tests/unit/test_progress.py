@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildctl.progress import BuildRecord, Cause, Mode, Progress
-from buildctl.progress.model import Kind, State, brief, clean, parse_name
+from buildctl.progress.model import Kind, State, _cause, brief, clean, parse_name
 from buildctl.progress.rawjson import Decoder, Event, Log, Text, Transfer, Vertex, Warned
 from buildctl.progress.render import choose
 
@@ -549,3 +549,19 @@ def test_an_instruction_on_one_line() -> None:
     assert brief("RUN --mount=type=bind,source=a,target=/a     --network=none sh  -c 'x --y'") == "RUN sh -c 'x --y'"
     assert brief("COPY --link a b") == "COPY --link a b"
     assert brief("RUN " + "x" * 200, 20) == "RUN xxxxxxxxxxxxxxx…"
+
+
+@pytest.mark.parametrize(("answer", "cause"), [
+    ("413 Request Entity Too Large", Cause.REFUSED), ("400 Bad Request", Cause.REFUSED), ("403 Forbidden", Cause.AUTH),
+    ("401 Unauthorized", Cause.AUTH), ("500 Internal Server Error", Cause.NETWORK),
+    ("429 Too Many Requests", Cause.NETWORK)])
+def test_the_cause_of_a_builders_failed_push(answer: str, cause: Cause) -> None:
+    """The words of BuildKit 0.12 in engine 26.1.5."""
+    message = (f'failed to push r.example/team/cuda: failed commit on ref "config-sha256:dc4c": unexpected status '
+               f"from PUT request to http://r.example/v2/team/cuda/blobs/uploads/261a: {answer}")
+    assert _cause(Kind.EXPORT, message, ()) is cause
+    assert _cause(Kind.EXPORT, "failed to push r.example/a: something new", ()) is Cause.DEFINITION
+
+
+def test_a_builder_that_cannot_be_reached_is_the_engines_fault() -> None:
+    assert _cause(Kind.INTERNAL, "context deadline exceeded", ()) is Cause.ENGINE

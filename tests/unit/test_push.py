@@ -13,6 +13,7 @@ import pytest
 
 from buildctl.budget import GB
 from buildctl.commands.push import Speaker, jobs_for, jobs_of
+from buildctl.engine import Engine
 from buildctl.errors import AuthError, Problem, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.push import Job, Publisher, Result, Watcher
@@ -24,7 +25,7 @@ from buildctl.upload import Progress
 DIGEST = "sha256:" + "ab" * 32
 
 
-class Engine:
+class Client:
     """An engine that has one image with layers of the given sizes; nobody keeps 11 GB for a test.
 
     `compressed` None: the engine keeps layers unpacked only, as graph drivers do.
@@ -73,56 +74,59 @@ class Offline(Publisher):
     def registry(self, host: str) -> Registry:
         raise NoNetwork(host)
 
-    def _plain_hosts(self) -> tuple[str, ...]:
-        return ()
+
+def with_client(client: Client) -> Engine:
+    engine = Engine()
+    engine._client = cast("docker.APIClient", client)
+    return engine
 
 
-def plan(engine: Engine, target: str = "ghcr.io/team/a:1", rate: float = 0.0) -> list[Problem]:
+def plan(client: Client, target: str = "ghcr.io/team/a:1", rate: float = 0.0) -> list[Problem]:
     """Plan a push; the warnings, once planning gets as far as the network."""
     watcher = Warnings()
     local = {"Id": DIGEST, "RepoDigests": []}
-    engine.inspect_image = lambda name: local  # type: ignore[attr-defined]
+    client.inspect_image = lambda name: local  # type: ignore[attr-defined]
     with pytest.raises(NoNetwork):
-        Offline(cast("docker.APIClient", engine), watcher=watcher).plan([Job("a:1", parse(target))], rate=rate)
+        Offline(with_client(client), watcher=watcher).plan([Job("a:1", parse(target))], rate=rate)
     return watcher.seen
 
 
 def test_a_layer_over_the_limit_is_refused_before_the_network_is_asked() -> None:
-    engine = Engine([3 * GB, 15 * GB], [2 * GB, 11 * GB])
+    engine = Client([3 * GB, 15 * GB], [2 * GB, 11 * GB])
     with pytest.raises(AuthError, match=r"layer 2 of 2 \(RUN step 1\)"):
         plan(engine)
 
 
 def test_what_counts_is_the_size_that_travels() -> None:
-    engine = Engine([3 * GB, 15 * GB], [1 * GB, 6 * GB])
+    engine = Client([3 * GB, 15 * GB], [1 * GB, 6 * GB])
     assert plan(engine) == []
     assert engine.exports == 1
 
 
 def test_small_layers_are_not_exported_to_be_measured() -> None:
-    engine = Engine([3 * GB] * 14, None)
+    engine = Client([3 * GB] * 14, None)
     assert plan(engine) == []
     assert engine.exports == 0
 
 
 def test_a_store_that_cannot_tell_gets_a_warning() -> None:
-    assert "15.00 GB unpacked" in str(plan(Engine([15 * GB], None))[0])
+    assert "15.00 GB unpacked" in str(plan(Client([15 * GB], None))[0])
 
 
 def test_a_registry_without_a_known_limit_is_not_measured() -> None:
-    engine = Engine([15 * GB], [15 * GB])
+    engine = Client([15 * GB], [15 * GB])
     assert plan(engine, "registry.example/a:1") == []
     assert engine.exports == 0
 
 
 def test_a_slow_line_is_warned_of() -> None:
-    assert "700 s at 10.0 MB/s" in str(plan(Engine([7 * GB], [7 * GB]), rate=10e6)[0])
+    assert "700 s at 10.0 MB/s" in str(plan(Client([7 * GB], [7 * GB]), rate=10e6)[0])
 
 
 def test_one_tag_is_wanted_once() -> None:
     job = Job("a:1", parse("ghcr.io/a:1"), moving=("1",))
     with pytest.raises(UsageError, match="want the same tag"):
-        Offline(cast("docker.APIClient", Engine([], None))).plan([job])
+        Offline(with_client(Client([], None))).plan([job])
 
 
 # ---------------------------------------------------------------------- the command

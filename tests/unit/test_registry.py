@@ -11,7 +11,7 @@ import pytest
 from buildctl.credentials import Credentials, lookup
 from buildctl.errors import AuthError
 from buildctl.oci import OCI_INDEX, OCI_MANIFEST, Manifest, digest_of
-from buildctl.registry import Registry, ca_bundle, is_local, retry_after
+from buildctl.registry import Registry, ca_bundle, is_local, plain_http, retry_after
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -25,6 +25,16 @@ def test_plain_http_is_for_this_machine_only(host: str, local: bool) -> None:
 
 def test_an_engine_told_to_use_plain_http_is_followed() -> None:
     assert Registry("10.0.0.1:5000", plain_http=True).base == "http://10.0.0.1:5000"
+
+
+@pytest.mark.parametrize(("host", "plain"), [
+    ("dev.example:5000", True), ("safe.example", False), ("10.1.2.3:5000", True), ("10.1.2.3", True),
+    ("10.9.0.1", False), ("[fd00::7]:5000", True), ("other.example", False)])
+def test_what_the_engine_calls_insecure(host: str, plain: bool) -> None:
+    """By name, or by address range; the shape of engine 26.1's `info`."""
+    assert plain_http(host, {"IndexConfigs": {"dev.example:5000": {"Secure": False}, "safe.example": {"Secure": True}},
+                             "InsecureRegistryCIDRs": ["10.1.0.0/16", "fd00::/8", "127.0.0.0/8"]}) is plain
+    assert plain_http(host, {}) is False
 
 
 def test_docker_hub_has_another_address() -> None:

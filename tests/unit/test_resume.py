@@ -71,5 +71,7 @@ def test_chain_stages_are_made_only_for_publishing(tmp_path: Path) -> None:
     composition = composed(tmp_path)
     assert building._unpublished(composition, Request(), composition.images) == ()
     stages = building._unpublished(composition, Request(chain=True), composition.images)
-    assert [stage.stage for stage in stages] == ["entrypoint-env", "cuda-system", "cuda", "torch", "sglang"]
-    assert [stage.tag.split(":")[0] for stage in stages] == ["entrypoint", "cuda", "cuda", "torch", "sglang"]
+    assert [stage.stage for stage in stages] == ["tools", "entrypoint-env", "cuda-system", "cuda", "torch",
+                                                "sglang"]
+    assert [stage.tag.split(":")[0] for stage in stages] == ["entrypoint", "entrypoint", "cuda", "cuda", "torch",
+                                                                "sglang"]
