@@ -303,8 +303,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
             "both ends (--drift) for a machine that was that much faster in one of the runs; gains are taken within "
             "runs and need no such allowance. `buildctl bench IMAGE IMAGE` takes runs alternately.")
         if first["bears"] is not None:
-            said.append(f"Without the allowance the first line would say so; it bears a shift of up to "
-                        f"{100 * first['bears']:.1f} % between the runs.")
+            said.append(f"In the first line the image is {'faster' if first['ratio'] > 1 else 'slower'} as long as the "
+                        f"machine shifted by less than {100 * first['bears']:.1f} % between the runs.")
     elif first["rounds_needed"]:
         said.append(f"About {max(first['rounds_needed'] - first['runs'][0], 1)} more rounds would settle the first "
                     "line at this noise.")
@@ -331,8 +331,9 @@ def render(found: Mapping[str, Any]) -> str:
                      one["verdict"]))
     head = ("image", "tok/s, or gain over the baseline", "concurrency", "reference", "image", "ratio", "interval",
             "level", "p (t)", "verdict")
-    under = [(other, name, *map(str, values)) for other, found_ in found["under_test"].items()
-             for name, values in found_.items()]
+    shown: dict[str, int | None] = {"key": 16}  # the head of a hash is enough for people
+    under = [(other, name, *(str(value)[:shown.get(name)] for value in values))
+             for other, differs in found["under_test"].items() for name, values in differs.items()]
     runs = [(name, one["folder"], one["started_at"], one["ended_at"], one["verdict"])
             for name, members in found["groups"].items() for one in members]
     parts = [f"# {found['headline']}", "\n".join(f"- **invalid**: {cause}" for cause in found["invalid_causes"]),
