@@ -70,6 +70,11 @@ def test_a_draft_may_name_its_targets_width(tmp_path: Path) -> None:
     assert said(folder(tmp_path / "m"), folder(tmp_path / "d", narrow)) == []
 
 
+def test_a_folder_that_is_not_there_has_no_identity() -> None:
+    """`plan` may be asked on a machine without the models."""
+    assert models.identity("/none", {}) == {"name": "/none", "sha256": None, "revision": None}
+
+
 def test_hub_names_are_checked_only_offline(tmp_path: Path) -> None:
     """K6-5."""
     assert said("org/model", "org/draft") == []
