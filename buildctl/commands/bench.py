@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def command(ctx: click.Context, references: tuple[str, ...], model: str, draft: 
     """
     wanted = Wanted(model, draft, ctx.meta.get(_WORDS, ()), gpus, shm, cache, environment, prompts, resume)
     _check_words(references, rounds, resume)
-    engine = Engine()
+    engine = ctx.with_resource(closing(Engine()))
     images = {one: bench.checked(one, engine.image(one)) for one in references}
     local = engine.facts().free is not None
     bench.check(wanted, images, os.environ, local=local)

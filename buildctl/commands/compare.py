@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
 from buildctl import bench, measuring
@@ -20,7 +22,8 @@ from buildctl.image_config import KEY_LABEL
 @click.option("--allow", multiple=True, metavar="NAME", help="Accept a difference of machine or flags by its name.")
 @click.option("--exit-zero-on-valid", is_flag=True, help="Exit with 0 for every verdict but invalid.")
 @json_option
-def command(folders: tuple[str, ...], image: str, drift: float | None, allow: tuple[str, ...],
+@click.pass_context
+def command(ctx: click.Context, folders: tuple[str, ...], image: str, drift: float | None, allow: tuple[str, ...],
             exit_zero_on_valid: bool, as_json: bool) -> int:
     """Compare runs of different images: ratio, interval and verdict for each load point.
 
@@ -30,7 +33,7 @@ def command(folders: tuple[str, ...], image: str, drift: float | None, allow: tu
     if len(folders) < 2:
         raise UsageError(Problem("compare takes two run folders or more", "DIR...", folders[0], "two folders",
                                  "name the folders that `bench` printed"))
-    engine = Engine()
+    engine = ctx.with_resource(closing(Engine()))
     paths = [measuring.folder_of(word)[1] for word in folders]
     keys = bench.keys(paths)
     if image:

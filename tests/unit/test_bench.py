@@ -59,6 +59,7 @@ def test_a_cpu_container_is_closed_but_for_its_volumes(tmp_path: Path) -> None:
 
 
 def test_a_gpu_image_gets_gpus_shared_and_locked_memory(tmp_path: Path) -> None:
+    """K6-6: what is run, and what `--dry-run` prints, has more than Docker's 64 MB of shared memory."""
     words = spec(Wanted(model(tmp_path / "m")), GPU)
     assert "--shm-size 32g --gpus all --ulimit memlock=-1 --ulimit stack=67108864" in words
     assert "--ipc" not in words
