@@ -148,7 +148,7 @@ class ServerFault(Unusable):
 
     def __init__(self, diagnosis: Diagnosis) -> None:
         self.diagnosis = diagnosis
-        found = " | ".join(part for part in (diagnosis.cause, diagnosis.evidence) if part)
+        found = " | ".join(part for part in dict.fromkeys((diagnosis.cause, diagnosis.evidence)) if part)
         tail = "".join(f"\n    | {line}" for line in diagnosis.tail)
         super().__init__(Problem(what=self.what, where=diagnosis.log, found=found + tail,
                                  expected="a server that lives and answers", todo=diagnosis.remedy))

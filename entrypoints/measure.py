@@ -256,7 +256,7 @@ class _Measuring:
                                  "jit_files_new": len(before - first), "jit_files_while_measuring": 0}
 
     def _pass(self, number: int, point: int, jobs: Sequence[client.Job], shared: Mapping[str, int]) -> None:
-        flush = asyncio.run(_flush(self.host, self.port, self.task.api_key))
+        flush = asyncio.run(_flush(self.host, self.port, self.task.api_key, self.server.check))
         self.record["flush"].append(flush)
         self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
         done: list[tuple[client.Job, client.Raw]] = []
@@ -395,20 +395,27 @@ def _median_gap(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return float(np.median(gaps)) if gaps else None
 
 
-async def _flush(host: str, port: int, api_key: str) -> dict[str, Any]:
-    """Empty the prefix cache and check that it was done: the server answers 400 while a request is pending."""
+async def _flush(host: str, port: int, api_key: str, watch: Callable[[], None]) -> dict[str, Any]:
+    """Empty the prefix cache and check that it was done: the server answers 400 while a request is pending.
+
+    `watch` is called between tries and raises when the server is dead.
+    """
     status: int | None = None
     message = ""
     for attempt in range(1, FLUSH_TRIES + 1):
         try:
             response = await client.call(host, port, "POST", "/flush_cache", api_key=api_key)
             status, message = response.status, response.text.splitlines()[0] if response.text else ""
-        except (ValueError, client.StalledError) as error:
+        except ValueError as error:
             status, message = None, str(error)
+        except client.StalledError as error:  # it hangs: the pass that follows will say so
+            status, message = None, str(error)
+            break
         if status == 200:
             break
         if status in {401, 403, 404, 405}:  # waiting does not help
             break
+        watch()
         await asyncio.sleep(FLUSH_PAUSE * attempt)
     return {"status": status, "ok": status == 200, "attempts": attempt, "message": message}
 

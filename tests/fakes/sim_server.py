@@ -12,7 +12,7 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
-exit `status` of such a death; `stillborn`: it dies so before it listens; `ignore_term`;`length` factor;
+exit `status` of such a death; `stillborn`: it dies so before it listens; `die_at_flush`; `ignore_term`;`length` factor;
 `wrong` share of problems answered wrongly. `answers` beside `arms` {text of a problem: its answer}: for the task check.
 """
 
@@ -174,6 +174,8 @@ class Sim:
             self.running -= 1
 
     def flush(self) -> int:
+        if self.arm.get("die_at_flush"):
+            self.die()
         status = int(self.arm.get("flush", 200))
         if status == 200 and self.arm.get("flush_works", True):
             self.seen.clear()

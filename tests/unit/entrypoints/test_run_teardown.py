@@ -121,6 +121,15 @@ def test_a_server_that_ends_after_its_last_answer_has_been_measured(bench: Bench
     assert "the server ended by itself after its last answer" in " ".join(result["verdict"]["reasons"])
 
 
+def test_a_death_between_the_passes_is_not_waited_out(bench: Bench) -> None:
+    """Emptying the cache is tried again and again, but not of a dead server."""
+    code, result = bench.go(BASE | {"die_at_flush": True}, SPEC | {"die_at_flush": True}, pairs=1)
+    assert code == 13
+    (block,) = result["blocks"]
+    assert block["flush"] == []
+    assert block["validity"]["causes"] == ["server died: RuntimeError: simulated"]
+
+
 def test_settings_of_nccl_reach_both_servers_the_report_and_a_resumed_run(bench: Bench) -> None:
     """K4-5."""
     built = bench.image(BASE, SPEC)
