@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints import analyse, client, equivalence, evidence, prompts, task, telemetry, trace
+from entrypoints import analyse, client, equivalence, evidence, processes, prompts, task, telemetry, trace
 from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
@@ -115,6 +115,7 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         with sampler:
             measuring.all(on_ready, between)
         _telemetry(outcome, sampler, measuring, server.pids)
+        record["resident_bytes"] = processes.activity([one.pid for one in server.members]).resident_bytes
     except Unusable as error:
         outcome.fatal = error
         said = str(error.problems[0].found or error.problems[0].what).splitlines()[0]

@@ -20,6 +20,8 @@ from entrypoints.readiness import Expect, asked, wait_ready
 from entrypoints.settings import Settings, suggestion
 from entrypoints.supervise import Launch, Server
 
+#: seconds that memory of a dead server is waited for; a neighbour's on the same GPU must not delay a restart
+RELEASE = 15.0
 _EVERYWHERE = frozenset({"0.0.0.0", "127.0.0.1", "localhost", "::", ""})  # noqa: S104 - compared, not bound
 
 
@@ -37,7 +39,8 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
     port = int(said["port"])
     launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=port)
     print(f"entrypoint: {' '.join(mask(argv))}", file=sys.stderr, flush=True)
-    server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough())
+    server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough(),
+                    patience=RELEASE)
     server.start()
     try:
         if _can_be_asked(said):

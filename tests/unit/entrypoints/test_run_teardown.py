@@ -148,6 +148,7 @@ def test_a_server_that_calls_itself_sick_while_tokens_flow_is_measured(bench: Be
     sick = {"health": [200, 503]}
     code, result = bench.go(BASE | sick, SPEC | sick, pairs=1)
     assert code != 13, result["verdict"]
+    assert all(block["resident_bytes"] > 2**20 for block in result["blocks"])
     assert all(block["validity"]["ok"] for block in result["blocks"])
 
 
