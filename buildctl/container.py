@@ -243,22 +243,28 @@ def about(engine: Engine) -> dict[str, Any]:
     return found
 
 
+#: words of the engine; error, what is wrong, what is expected, what to do
+_REFUSALS: tuple[tuple[tuple[str, ...], type[EngineError | UsageError], str, str, str], ...] = (
+    (("could not select device driver",), EngineError, "the engine has no GPU runtime",
+     "an engine that hands GPUs to containers (--gpus)",
+     "install the NVIDIA driver and nvidia-container-toolkit on the engine's host, run "
+     "`nvidia-ctk runtime configure --runtime=docker`, restart the engine"),
+    (("nvidia-container", "nvidia-cdi", "CDI device"), EngineError, "the engine's GPU runtime refuses the container",
+     "a container with GPUs",
+     "`docker run --rm --gpus all IMAGE nvidia-smi` shows whether any container gets them; look at the driver and at "
+     "nvidia-container-toolkit on the engine's host"),
+    (("bind source path does not exist",), UsageError, "a folder to mount is not there on the engine's host",
+     "a folder with config.json", "name a folder of the machine that the engine runs on"),
+    (("No such image",), UsageError, "no such image in the engine", "an image that was built or pulled",
+     "build it, or `docker pull` it"),
+    (("",), EngineError, "the engine refuses the container", "a container that starts", "see the engine's log"))
+
+
 def refusal(said: str, spec: Spec) -> EngineError | UsageError:
     """The error for a container that could not be created or started, from the engine's words."""
     text = _last(said)
-    if "could not select device driver" in text or "nvidia-container" in text or "CDI device" in text:
-        return EngineError(Problem("the engine has no GPU runtime", spec.image, text,
-                                   "an engine that hands GPUs to containers (--gpus)",
-                                   "install the NVIDIA driver and nvidia-container-toolkit on the engine's host, run "
-                                   "`nvidia-ctk runtime configure --runtime=docker`, restart the engine"))
-    if "bind source path does not exist" in text:
-        return UsageError(Problem("a folder to mount is not there on the engine's host", spec.image, text,
-                                  "a folder with config.json", "name a folder of the machine that the engine runs on"))
-    if "No such image" in text:
-        return UsageError(Problem("no such image in the engine", spec.image, text, "an image that was built or pulled",
-                                  "build it, or `docker pull` it"))
-    return EngineError(Problem("the engine refuses the container", spec.image, text, "a container that starts",
-                               "see the engine's log"))
+    kind, what, expected, todo = next(row[1:] for row in _REFUSALS if any(word in text for word in row[0]))
+    return kind(Problem(what, spec.image, text, expected, todo))
 
 
 def _last(text: str) -> str:

@@ -201,6 +201,9 @@ def test_an_output_that_is_lost_is_waited_for(docker: Path) -> None:
 @pytest.mark.parametrize(("text", "kind", "what"), [
     ('Error response from daemon: could not select device driver "" with capabilities: [[gpu]]', EngineError,
      "no GPU runtime"),
+    ("Error response from daemon: failed to create task for container: error running prestart hook #0: exit status 1, "
+     "stdout: , stderr: nvidia-container-cli: initialization error: driver rpc error: timed out", EngineError,
+     "GPU runtime refuses the container"),
     ('Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /x\n\n'
      "See 'docker create --help'.", UsageError, "not there on the engine's host"),
     ("Error response from daemon: No such image: x", UsageError, "no such image"),
