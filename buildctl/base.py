@@ -15,6 +15,7 @@ from pathlib import Path
 from buildctl.errors import BuildError, EngineError, Problem
 from buildctl.lock import LockedBase, digest
 
+_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 
@@ -50,9 +51,10 @@ def ensure(base: LockedBase, platform: str, cache: Path, say: Callable[[str], No
                               env={**os.environ, "LC_ALL": "C.UTF-8"})
         if done.returncode != 0 or not tar.is_file():
             tail = "\n            ".join(done.stderr.strip().splitlines()[-8:])
+            keys = "" if _KEYS.is_file() else f"install debian-archive-keyring ({_KEYS} is missing); "
             raise BuildError(Problem("mmdebstrap failed", "base", found=tail or f"exit {done.returncode}",
-                                     todo="check the machine's apt sources and network; `mmdebstrap` needs root or "
-                                          "unprivileged user namespaces"))
+                                     todo=f"{keys}check the machine's apt sources and network; `mmdebstrap` needs root "
+                                          "or unprivileged user namespaces"))
         tar.replace(path)
     return path
 

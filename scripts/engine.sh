@@ -20,7 +20,7 @@ POLICY_FILE=/usr/sbin/policy-rc.d
 LOG_FILE=/var/log/dockerd.log
 START_SECONDS=60
 ENGINE_PACKAGES="docker.io docker-buildx"
-TOOL_PACKAGES="iptables mmdebstrap docker-registry"
+TOOL_PACKAGES="iptables mmdebstrap debian-archive-keyring docker-registry"
 
 say() { printf 'engine: %s\n' "$*"; }
 

@@ -12,6 +12,9 @@ add jq jq
 add git git
 add sshd openssh-server
 add ip iproute2
+# Ubuntu does not have the keys that mmdebstrap checks Debian's packages with
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -e "$keyring" ] || packages="$packages debian-archive-keyring"
 [ -n "$packages" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
@@ -32,6 +35,7 @@ fi
 apt-get -qq update
 # shellcheck disable=SC2086 # names of packages
 DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends -y $packages
+[ -e "$keyring" ] || { echo "tools: $keyring is still missing" >&2; exit 9; }
 for program in docker-registry mmdebstrap jq git sshd ip; do
     command -v "$program" >/dev/null 2>&1 || { echo "tools: $program is still not on PATH" >&2; exit 9; }
 done

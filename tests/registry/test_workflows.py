@@ -20,6 +20,7 @@ from buildctl.retry import Policy
 from tests.conftest import ROOT
 from tests.integration.conftest import buildctl, copy_project, docker, remove_images
 from tests.registry.proxy import Fault, FaultProxy
+from tests.registry.server import RegistryServer
 from tests.registry.test_promote import put_image, put_result
 
 SCRIPTS = ROOT / ".github" / "scripts"
@@ -53,6 +54,23 @@ def test_a_workflow_may_read_and_no_more_unless_a_job_says_so(path: Path) -> Non
     # plain YAML reads the key `on` as true
     assert set(workflow[True]) >= {"push", "pull_request"}
     assert "pull_request_target" not in workflow[True]
+
+
+@pytest.mark.parametrize(("schema", "path"), [
+    *(("github-workflows", path) for path in WORKFLOWS), ("gitlab-ci", ROOT / "docs" / "examples" / "gitlab-ci.yml")],
+    ids=lambda value: getattr(value, "name", value))
+def test_they_follow_the_published_schema(schema: str, path: Path) -> None:
+    checker = Path(sys.executable).parent / "check-jsonschema"
+    done = subprocess.run([checker, "--builtin-schema", f"vendor.{schema}", path], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_job_that_builds_has_what_the_base_needs() -> None:
+    for _, name, job in jobs():
+        scripts = "\n".join(step.get("run", "") for step in job["steps"])
+        if ".github/scripts/publish" in scripts:
+            assert "mmdebstrap debian-archive-keyring" in scripts, name
 
 
 def test_only_jobs_of_a_tag_may_write_packages() -> None:
@@ -258,6 +276,39 @@ def test_a_benchmark_that_failed_or_left_no_result_fails_the_job(code: int, expe
 def test_the_engine_is_left_as_it_was() -> None:
     assert "inttest-regtest" not in docker("images", "--format", "{{.Tag}}")
     assert buildctl("--version").code == 0
+
+
+@pytest.mark.engine
+def test_the_gitlab_publish_job_logs_in_pushes_and_logs_out(project_job: Job, server: RegistryServer,
+                                                            docker_config: Path) -> None:
+    """Its own lines as they stand, without those that install: a real registry that wants a login, a real client."""
+    example = yaml.safe_load((ROOT / "docs" / "examples" / "gitlab-ci.yml").read_text())
+    publish = example["publish"]
+    _prepare, *lines = publish["script"]
+    shell = "\n".join([*(line for part in lines for line in ([part] if isinstance(part, str) else part))])
+    with FaultProxy(server.host, token_ttl=600, user="gitlab-ci-token", password="job-token-1") as proxy:
+        given = {"CI_REGISTRY": proxy.host, "CI_PROJECT_PATH": "Group/Project", "CI_REGISTRY_USER": "gitlab-ci-token",
+                 "CI_REGISTRY_PASSWORD": "job-token-1"}
+        variables = {name: given.get(str(value).removeprefix("$"), str(value))
+                     for name, value in example["variables"].items()}
+        env = {**project_job.env, **given, **variables, "STACK": "tiny"}
+
+        def run(script: str) -> str:
+            done = subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=project_job.folder, env=env,
+                                  capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout + done.stderr
+
+        said = run(shell)
+        assert "job-token-1" not in said
+        assert proxy.host in (docker_config / "config.json").read_text()
+        run("\n".join(publish["after_script"]))
+        assert proxy.host not in (docker_config / "config.json").read_text()
+    image = (project_job.folder / "image").read_text().strip()
+    assert image.startswith(f"{proxy.host}/group/project/cuda@sha256:")
+    with Registry(server.host, policy=Policy(1)) as registry:
+        assert registry.head("group/project/cuda", image.partition("@")[2]) is not None
+    assert set(publish["artifacts"]["paths"]) <= {path.name for path in project_job.folder.iterdir()}
 
 
 def test_the_gitlab_example_uses_scripts_that_exist(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_failure_shows_its_last_lines_and_leaves_nothing(tmp_path: Path, path_
     assert list((tmp_path / "base").iterdir()) == []
 
 
+def test_missing_keys_of_debian_are_named(tmp_path: Path, path_with: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path_with, "exit 25")
+    for present in (True, False):
+        monkeypatch.setattr(base, "_KEYS", tmp_path if not present else Path(__file__))
+        with pytest.raises(BuildError) as error:
+            base.ensure(LOCKED, "linux/amd64", tmp_path, lambda _: None)
+        assert ("debian-archive-keyring" in str(error.value)) is not present
+
+
 def test_no_mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="--base registry") as error:
