@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints import cli
+from entrypoints import cli, host
 from entrypoints.errors import InputMissing, Problem, Terminated
 from tests.unit.entrypoints.image import write
 
@@ -131,6 +132,22 @@ def test_a_benchmark_without_its_models_ends_at_once(tmp_path: Path, capsys: pyt
                      "--cache", str(tmp_path)], {}) == 66
     assert "the draft folder is not there" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["image.json"]
+
+
+def test_a_resumed_run_asks_first_whether_the_gpu_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended the run before may still be there; models and flags are the stored ones and are not judged here."""
+    monkeypatch.setenv("ENTRYPOINT_IMAGE_FILE", str(write(tmp_path, targets=["sm120"], cuda="13.0")))
+    full = host.Gpu(0, "NVIDIA RTX PRO 6000 Blackwell", "12.0", 96 * 2**30, 90 * 2**30)
+    facts = dataclasses.replace(host.read(), driver="580.95.05", driver_cuda="13.0", gpus=(full,))
+    monkeypatch.setattr(host, "read", lambda: facts)
+    assert cli.main(["benchmark", "--resume", str(tmp_path)], {}) == 69
+    captured = capsys.readouterr()
+    assert "check: gpu memory" in captured.err
+    assert "90.0 of 96 GiB used" in captured.err
+    free = dataclasses.replace(facts, gpus=(dataclasses.replace(full, memory_used=0),))
+    monkeypatch.setattr(host, "read", lambda: free)
+    assert cli.main(["benchmark", "--resume", str(tmp_path)], {}) == 66, "then the folder is looked at"
 
 
 def test_health_takes_no_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
