@@ -34,8 +34,12 @@ polyline{fill:none;stroke-width:1.8}.curve0{stroke:var(--one)}.curve1{stroke:var
 .starting{fill:var(--line)}.warming{fill:var(--three)}.measuring{fill:var(--two)}.stopping{fill:var(--one)}
 .spoilt{fill:var(--loss)}
 .scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;width:100%}
-th,td{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,10rem),1fr));gap:.75rem;margin:1rem 0}
+.tiles div{background:var(--card);border-radius:.5rem;padding:.6rem .75rem;overflow-wrap:anywhere}
+.tiles span{display:block;color:var(--soft);font-size:.85rem}.tiles strong{display:block;font-size:1.25rem}
+table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;width:max-content;min-width:100%}
+th,td{text-align:left;padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+th,td{max-width:17rem;overflow-wrap:break-word}
 th{color:var(--soft);font-weight:600}
 code{font-size:.85em;overflow-wrap:anywhere}
 ul{padding-left:1.2rem}.invalid-cause{color:var(--loss)}
@@ -46,7 +50,7 @@ footer{color:var(--soft);font-size:.85rem;margin-top:2rem;overflow-wrap:anywhere
 def page(result: Result) -> str:
     """report.html."""
     verdict = result["verdict"]
-    body = [f'<h1 class="{_safe(verdict["class"])}">{_safe(verdict["headline"])}</h1>',
+    body = [f'<h1 class="{_safe(verdict["class"])}">{_safe(verdict["headline"])}</h1>', _tiles(result),
             f"<p>{_plain(report.about(result))}</p>", _reasons(result), '<div class="cards">',
             *_figures(result), "</div>"]
     for title, part in (("Arms", _arms(result)), ("Comparison", _comparison(result)), ("Evidence", _evidence(result)),
@@ -85,6 +89,12 @@ def _reasons(result: Result) -> str:
     items += [f"<li>left out: block {one['block']} ({_safe(one['arm'])}): {_safe('; '.join(one['causes']))}</li>"
               for one in verdict["excluded_blocks"]]
     return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _tiles(result: Result) -> str:
+    tiles = (f"<div><span>{_safe(name)}</span><strong>{_safe(value)}</strong><span>{_safe(what)}</span></div>"
+             for name, value, what in report.tiles(result))
+    return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
 def _figure(caption: str, picture: str) -> str:

@@ -13,6 +13,21 @@ WIDTH = 420.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 12.0, 34.0
 
 
+#: width of a letter of the page's plot font, at most; a label beside a plot gets this much of the width
+LETTER, LABEL = 6.6, 0.42
+
+
+def label_width(names: Iterable[str]) -> float:
+    """Room for the names left of a plot."""
+    return min(max((len(name) for name in names), default=0) * LETTER + 12.0, LABEL * WIDTH)
+
+
+def shortened(name: str, width: float) -> str:
+    """A name that fits into a width; what is left out shows as an ellipsis."""
+    room = int((width - 8.0) / LETTER)
+    return name if len(name) <= room else name[:max(room - 1, 1)] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 class Axis:
     """Maps values to pixels and knows round ticks."""
 
@@ -100,7 +115,7 @@ def intervals(rows: Sequence[tuple[str, float, Sequence[float | None], Sequence[
     An interval that is not bounded runs out of the plot.
     """
     ends = [value for _, ratio, one, other in rows for value in (ratio, *one, *other) if value is not None]
-    left = 108.0
+    left = label_width(name for name, *_ in rows)
     axis = Axis([*ends, 1 - margin, 1 + margin, 1.0], left, WIDTH - RIGHT)
     bottom = TOP + 34.0 * len(rows)
     parts = [rectangle(axis(1 - margin), TOP, axis(1 + margin) - axis(1 - margin), bottom - TOP, "margin",
@@ -110,7 +125,8 @@ def intervals(rows: Sequence[tuple[str, float, Sequence[float | None], Sequence[
         for (low, high), kind in ((wide, "wide"), (narrow, "narrow")):
             parts.append(line(axis.low if low is None else axis.clip(low), y,
                               axis.high if high is None else axis.clip(high), y, kind))
-        parts += [dot(axis.clip(ratio), y, "candidate", f"{name}: {ratio:.4f}", 4.5), text(4, y + 4, name)]
+        parts += [dot(axis.clip(ratio), y, "candidate", f"{name}: {ratio:.4f}", 4.5),
+                  text(4, y + 4, shortened(name, left))]
     return svg(bottom + BOTTOM, [*parts, *x_axis(axis, bottom, "ratio to the baseline")], "ratios with their intervals")
 
 
@@ -141,16 +157,18 @@ def scatter(points: Sequence[tuple[str, float, float]], names: tuple[str, str]) 
 
 
 def distributions(curves: Sequence[tuple[str, Sequence[float]]], name: str) -> str:
-    """Cumulative distributions from quantiles at 0, 5, ... 100 percent."""
-    height = 150.0
+    """Cumulative distributions from quantiles at 0, 5, ... 100 percent; the names stand above the plot."""
+    top = TOP + 15.0 * len(curves)
+    height = top + 138.0
     x = Axis([value for _, values in curves for value in values], LEFT, WIDTH - RIGHT)
-    y = Axis([0.0, 100.0], height, TOP, pad=0.0)
+    y = Axis([0.0, 100.0], height, top, pad=0.0)
     parts = []
     for place, (label, values) in enumerate(curves):
         kind = f"curve{place % 4}"
-        row = height - 14 * (len(curves) - place) - 2  # lower right: curves end in the upper right
+        row = TOP + 15.0 * place
         parts += [path([(x(value), y(100.0 * step / (len(values) - 1))) for step, value in enumerate(values)], kind),
-                  line(WIDTH - 130, row + 2, WIDTH - 112, row + 2, kind), text(WIDTH - 106, row + 6, label)]
+                  line(LEFT, row, LEFT + 20, row, kind),
+                  text(LEFT + 26, row + 4, shortened(label, WIDTH - LEFT - 26 - RIGHT))]
     return svg(height + BOTTOM, [*parts, *x_axis(x, height, name), *y_axis(y, LEFT, "requests", "{:g} %".format)], name)
 
 
@@ -179,12 +197,12 @@ def timeline(rows: Sequence[tuple[str, Sequence[Stretch]]], curves: Sequence[tup
                                                                                    Sequence[float]]]) -> str:
     """Blocks over the seconds of the run, and below them one strip for each telemetry curve (name, unit, x, y)."""
     ends = [moment for _, stretches in rows for _, _, begin, end in stretches for moment in (begin, end)]
-    left = 108.0
+    left = max(label_width(name for name, _ in rows), 86.0)
     x = Axis(ends, left, WIDTH - RIGHT, pad=0.01)
     parts: list[str] = []
     for place, (name, stretches) in enumerate(rows):
         top = TOP + 18.0 * place
-        parts.append(text(4, top + 11, name))
+        parts.append(text(4, top + 11, shortened(name, left)))
         parts += [rectangle(x(begin), top, x(end) - x(begin), 13, kind, f"{label}: {end - begin:.1f} s")
                   for label, kind, begin, end in stretches]
     bottom = TOP + 18.0 * len(rows) + 6

@@ -65,8 +65,9 @@ def about(result: Result) -> str:
     plan = result["plan"]
     valid = sum(block["validity"]["ok"] for block in result["blocks"])
     pairs = result["comparison"][0]["pairs"] if result["comparison"] else 0
-    text = (f"Run `{result['run_id']}`: {pairs} pairs of server starts ({valid} valid starts), "
-            f"{plan['prompts']['count']} prompts, {plan['passes']} passes, at most {plan['max_tokens']} tokens, "
+    text = (f"Run `{result['run_id']}`: {_count(pairs, 'pair')} of server starts ({_count(valid, 'valid start')}), "
+            f"{_count(plan['prompts']['count'], 'prompt')}, {_count(plan['passes'], 'pass')}, "
+            f"at most {plan['max_tokens']} tokens, "
             f"greedy, concurrency {', '.join(map(str, plan['load_points']))}. "
             f"Margin of equivalence {100 * plan['margin']:g} %.")
     if selection := plan.get("selection"):
@@ -74,8 +75,13 @@ def about(result: Result) -> str:
         text += (f" The candidate was chosen among {len(selection['table'])} settings on other prompts in run "
                  f"`{selection['folder']}` ({listed}); none of that enters the verdict.")
     if plan["effort"] == "quick" or pairs < 4:
-        text += (f" With {pairs} pairs only a large effect shows; `--effort standard` measures until the answer holds.")
+        text += (f" With {_count(pairs, 'pair')} only a large effect shows; `--effort standard` measures until the "
+                 "answer holds.")
     return text
+
+
+def _count(number_of: int, noun: str) -> str:
+    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def _reasons(result: Result) -> str:
@@ -100,6 +106,23 @@ def arm_rows(result: Result) -> Rows:
                          number(one["spec"]["accept_length"], 3), one["requests"], one["errors"]))
     return ("arm", "concurrency", "tok/s", "median", "total tok/s", "TTFT p50 ms", "p99", "chunk p50 ms",
             "tokens/chunk", "accept length", "requests", "errors"), rows
+
+
+def tiles(result: Result) -> list[tuple[str, str, str]]:
+    """The numbers that matter most as (name, value, what it is): both rates, their ratio, accept length."""
+    end, point = result["plan"]["primary_endpoint"], str(result["plan"]["load_points"][0])
+    found = []
+    for name in (end["baseline"], end["candidate"]):
+        rate = result["arms"][name]["load_points"][point]["decode_rate"]["geomean"]
+        found.append((name, f"{number(rate, 1)} tok/s", f"one stream, concurrency {point}"))
+    one = result["comparison"][0] if result["comparison"] else {}
+    found.append(("ratio", number(one.get("ratio"), 3), f"interval {interval(one.get('ci'))}"))
+    length = result["arms"][end["candidate"]]["load_points"][point]["spec"]["accept_length"]
+    if length is not None:
+        even = result["break_even"]
+        found.append(("accept length", number(length, 2),
+                      f"break-even {even['tau_break_even']:.2f}" if even else "tokens per verify round"))
+    return found
 
 
 def comparison_rows(result: Result) -> Rows:
@@ -145,11 +168,16 @@ def pair_rows(result: Result) -> Rows:
 
 
 def evidence_rows(result: Result) -> Rows:
-    """What shows that each claim holds; what nobody asked for is left to the JSON."""
+    """What shows that each claim holds, one row for arms that show the same; what nobody asked for is in the JSON."""
+    arms: dict[tuple[object, ...], list[str]] = {}
+    for one in result["evidence"]:
+        if one.get("required") or one.get("reason") != "not asked for":
+            row = (one["claim"], "yes" if one.get("required") else "", one["state"], _said(one["declared"]),
+                   _said(one["observed"]), _said(one["effective"]), one.get("reason") or "")
+            arms.setdefault(row, []).append(one.get("arm") or "")
+    order = sorted(arms, key=lambda row: row[1] != "yes")
     return ("claim", "arm", "required", "state", "declared", "observed", "effective", "reason"), [
-        (one["claim"], one.get("arm") or "", "yes" if one.get("required") else "", one["state"], _said(one["declared"]),
-         _said(one["observed"]), _said(one["effective"]), one.get("reason") or "") for one in result["evidence"]
-        if one.get("required") or one.get("reason") != "not asked for"]
+        (row[0], ", ".join(dict.fromkeys(filter(None, arms[row]))), *row[1:]) for row in order]
 
 
 def _said(value: object) -> str:
@@ -229,7 +257,8 @@ def environment_rows(result: Result) -> list[tuple[object, ...]]:
                                       ("raw sha256", result["raw_sha256"])]
     rows += [(name, version) for name, version in sorted(image["packages"].items()) if _DECISIVE.match(name)]
     rows += [(name, value or "(empty)") for name, value in result["plan"].get("environment", {}).items()]
-    rows += [(name, value) for name, value in sorted(result["machine"].items()) if isinstance(value, str | int | float)]
+    rows += [("machine id" if name == "id" else name, value) for name, value in sorted(result["machine"].items())
+             if isinstance(value, str | int | float)]
     rows += [(f"GPU {index}", f"{one['name']}, compute capability {one['cc']}, {one['power_limit_w']:.0f} W")
              for index, one in enumerate(result["machine"].get("gpus") or [])]
     rows += [(f"client, {one['streams']} streams",

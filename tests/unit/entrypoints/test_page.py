@@ -108,3 +108,38 @@ def test_the_client_and_missing_fields_are_in_the_report(tmp_path: Path) -> None
     text = report.markdown(found)
     assert "adds 0.10 ms" in text
     assert "contract: meta_info.cached_tokens is absent" in text
+
+
+def test_long_names_of_arms_stay_beside_the_plot_and_inside_the_picture() -> None:
+    """Names of sweep arms once ran into the plot and out of the picture."""
+    name = "steps3-topk1-draft4 c=16"
+    for picture in (plots.intervals([(name, 0.9, (0.8, 1.0), (0.7, 1.1))], 0.02),
+                    plots.timeline([(name, [("start", "starting", 0.0, 9.0)])], []),
+                    plots.distributions([(name * 4, [1.0, 2.0]), ("b", [1.0, 2.0])], "rate")):
+        words = [one for one in pictures(picture)[0].iter("text") if (one.text or "").startswith("steps3")]
+        end = float(words[0].attrib["x"]) + len(words[0].text or "") * plots.LETTER
+        boxes = [float(one.attrib["x1"]) for one in pictures(picture)[0].iter("line") if one.get("class") == "axis"]
+        assert end <= (plots.WIDTH if "b" in [one.text for one in pictures(picture)[0].iter("text")] else min(boxes))
+    assert plots.shortened("x" * 100, 100.0).endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert plots.label_width(["x" * 100]) == plots.LABEL * plots.WIDTH
+
+
+def test_the_main_numbers_stand_at_the_top_and_what_is_not_known_is_a_dash(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    names = [name for name, _, _ in report.tiles(found)]
+    assert names == ["baseline", "eagle3", "ratio", "accept length"]
+    assert report.tiles(found)[3][1:] == ("2.00", f"break-even {found['break_even']['tau_break_even']:.2f}")
+    found["comparison"] = []
+    found["arms"]["eagle3"]["load_points"]["1"]["spec"]["accept_length"] = None
+    assert report.tiles(found)[2:] == [("ratio", "-", "interval unbounded")]
+    assert '<div class="tiles">' in page.page(made(tmp_path))
+
+
+def test_arms_that_show_the_same_evidence_share_a_row(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    claim = {"claim": "cuda-graphs", "required": False, "state": "active", "declared": "on", "observed": "100 %",
+             "effective": None, "reason": "", "sources": []}
+    found["evidence"] = [{**claim, "arm": "baseline"}, {**claim, "arm": "eagle3"},
+                         {**claim, "arm": "eagle3", "claim": "speculation", "required": True}]
+    rows = report.evidence_rows(found)[1]
+    assert [row[:3] for row in rows] == [("speculation", "eagle3", "yes"), ("cuda-graphs", "baseline, eagle3", "")]

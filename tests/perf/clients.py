@@ -1,0 +1,328 @@
+"""Our load client beside public ones, in turns, in one run: against a server that does nothing and the real one.
+
+    python -m tests.perf.clients null --image IMAGE [--guidellm FILE] [--aiperf FILE] [--streams 1 16 64 256]
+    python -m tests.perf.clients real --image IMAGE --models FOLDER [--rounds N]
+
+IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs in it. FOLDER holds `target`, made by
+`make demo-model`. The other clients are programs of virtual environments of their own; none is a dependency of ours.
+
+CPU of a client is user and system time of all its processes. Each client makes a short and a long run for each number
+of streams, and the difference of both is what its tokens cost: imports and start drop out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+#: streams to seconds between the chunks of one (500 to 1,000 chunks per second in all), tokens of a request, and
+#: requests per stream in a short and a long run. Short requests: the text in each chunk is the whole one so far
+LOADS = {1: (0.002, 128, 8, 40), 16: (0.016, 128, 1, 5), 64: (0.064, 64, 1, 3), 256: (0.256, 32, 1, 2)}
+#: sglang.bench_serving imports it for a data set that is not used here
+DATASETS = "def load_dataset(*words, **more): raise RuntimeError('not here')\n"
+CPU_LINE = "CPU-SECONDS"
+#: runs its words and says what CPU time they took
+TIMED = ("import resource,subprocess,sys\ndone=subprocess.run(sys.argv[1:])\n"
+         "used=resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+         f"print('{CPU_LINE}', used.ru_utime+used.ru_stime)\nsys.exit(done.returncode)")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a client reports of a run: milliseconds, tokens per second, and its own CPU seconds."""
+
+    ttft_ms: float
+    itl_ms: float
+    itl_p99_ms: float
+    tok_s: float
+    cpu_s: float
+
+
+class Failed(Exception):
+    """A client did not end well; the message is the end of its output."""
+
+
+def timed(words: Sequence[str], **env: str) -> tuple[str, float]:
+    """Output and CPU seconds of a command and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **env},
+                          check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise Failed(f"{' '.join(words)[:200]}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
+    return done.stdout + done.stderr, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+# the clients
+
+
+async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[Sequence[int]]) -> dict[str, float]:
+    from entrypoints import analyse, client  # not at the top: this function also runs inside the image
+    jobs = [client.Job(str(place), "bench", ids[place % len(ids)], tokens,
+                       {"sampling_params": {"ignore_eos": True}}) for place in range(count)]
+    begin = time.perf_counter()
+    load = await client.generate("127.0.0.1", port, jobs, concurrency=streams, stall=120)
+    cpu = time.process_time()
+    rows = [client.record(job, raw, begin) for job, raw in load.raws]
+    bad = [row["error"] for row in rows if row["error"]]
+    if bad:
+        raise Failed(str(bad[0]))
+    gaps = [1e3 * (after[0] - before[0]) for row in rows for before, after in itertools.pairwise(row["chunks"])]
+    return {"ttft_ms": statistics.median(1e3 * (row["t_first"] - row["t_send"]) for row in rows),
+            "itl_ms": 1e3 / statistics.median(analyse.rate(row) for row in rows),
+            "itl_p99_ms": statistics.quantiles(gaps, n=100)[98], "cpu_load_s": cpu,
+            "tok_s": sum(row["n_tokens_server"] for row in rows) / (max(row["t_last"] for row in rows)
+                                                                   - min(row["t_send"] for row in rows))}
+
+
+def ours_main(words: Sequence[str]) -> None:
+    """`python clients.py ours PORT STREAMS COUNT TOKENS [PROMPTS]`: one run of our client, as JSON."""
+    port, streams, count, tokens = map(int, words[:4])
+    ids: list[list[int]] = [[1, 2, 3]]
+    if len(words) > 4:
+        from entrypoints import prompts
+        asked = [prompts.Prompt(str(place), "bench", ({"role": "user", "content": text},))
+                 for place, text in enumerate(json.loads(Path(words[4]).read_text()))]
+        ids = [list(one) for one in asyncio.run(prompts.render("127.0.0.1", port, asked)).values()]
+    print(json.dumps(asyncio.run(_ours(port, streams, count, tokens, ids))))
+
+
+def read_ours(out: str, cpu: float) -> Seen:
+    """Our JSON line."""
+    said = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    return Seen(said["ttft_ms"], said["itl_ms"], said["itl_p99_ms"], said["tok_s"], cpu)
+
+
+def ours(port: int, streams: int, count: int, tokens: int) -> Seen:
+    """Our client in a process of its own."""
+    return read_ours(*timed([sys.executable, __file__, "ours", *map(str, (port, streams, count, tokens))],
+                            PYTHONPATH=str(ROOT)))
+
+
+def serving_words(port: int, streams: int, count: int, tokens: int, model: str, data: str, out: str) -> list[str]:
+    """The command line of `sglang.bench_serving`."""
+    return ["/opt/venv/bin/python", "-m", "sglang.bench_serving", "--backend", "sglang", "--host", "127.0.0.1",
+            "--port", str(port), "--model", model, "--tokenizer", model, "--dataset-name", "custom", "--dataset-path",
+            data, "--num-prompts", str(count), "--sharegpt-output-len", str(tokens), "--max-concurrency", str(streams),
+            "--apply-chat-template", "--warmup-requests", "0", "--disable-tqdm", "--output-file", out]
+
+
+def read_serving(line: str, output: str) -> Seen:
+    """Its result file and the CPU time that `TIMED` printed."""
+    said = json.loads(line)
+    cpu = next(float(one.split()[1]) for one in output.splitlines() if one.startswith(CPU_LINE))
+    return Seen(said["median_ttft_ms"], said["median_tpot_ms"], said["p99_itl_ms"], said["output_throughput"], cpu)
+
+
+def conversations(folder: Path, texts: Sequence[str]) -> Path:
+    """Prompts in the form that `sglang.bench_serving` reads."""
+    file = folder / "data.jsonl"
+    file.write_text("".join(json.dumps({"conversations": [{"content": text}, {"content": "yes " * 40}]}) + "\n"
+                            for text in texts))
+    return file
+
+
+def bench_serving(image: str, models: Path, folder: Path) -> Callable[[int, int, int, int], Seen]:
+    """`sglang.bench_serving` in a container that shares the host's network."""
+    (folder / "datasets.py").write_text(DATASETS)
+    conversations(folder, [f"Tell me about number {place}." for place in range(4096)])
+
+    def run(port: int, streams: int, count: int, tokens: int) -> Seen:
+        result = folder / f"serving-{time.monotonic_ns()}.jsonl"
+        output, _ = timed(["docker", "run", "--rm", "--network", "host", "--user", "0", "-v", f"{folder}:/bench", "-v",
+                           f"{models}:/models:ro", "-e", "PYTHONPATH=/bench", "-e", "SGLANG_USE_CPU_ENGINE=1", "-e",
+                           "HF_HUB_OFFLINE=1", "--entrypoint", "/opt/venv/bin/python", image, "-c", TIMED,
+                           *serving_words(port, streams, count, tokens, "/models/target", "/bench/data.jsonl",
+                                          f"/bench/{result.name}")])
+        return read_serving(result.read_text(), output)
+
+    return run
+
+
+def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, int, int], Seen]:
+    """guidellm with its concurrent profile."""
+    def run(port: int, streams: int, count: int, tokens: int) -> Seen:
+        out = folder / f"guidellm-{time.monotonic_ns()}"
+        _, cpu = timed([str(program), "benchmark", "run", "--target", f"http://127.0.0.1:{port}", "--model", "null",
+                        "--profile", "concurrent", "--rate", str(streams), "--max-requests", str(count), "--data",
+                        f"prompt_tokens=16,output_tokens={tokens}", "--processor", str(models / "target"),
+                        "--output-dir", str(out), "--outputs", "json", "--disable-console-interactive"],
+                       HF_HUB_OFFLINE="1")
+        metrics = json.loads((out / "benchmarks.json").read_text())["benchmarks"][0]["metrics"]
+
+        def of(name: str) -> dict[str, Any]:
+            return dict(metrics[name]["successful"])
+
+        gaps = of("inter_token_latency_ms")
+        return Seen(of("time_to_first_token_ms")["median"], gaps["median"], gaps["percentiles"]["p99"],
+                    of("output_tokens_per_second")["mean"], cpu)
+
+    return run
+
+
+def aiperf(program: Path, models: Path, folder: Path) -> Callable[[int, int, int, int], Seen]:
+    """NVIDIA's AIPerf."""
+    def run(port: int, streams: int, count: int, tokens: int) -> Seen:
+        out = folder / f"aiperf-{time.monotonic_ns()}"
+        _, cpu = timed([str(program), "profile", "--model", "null", "--url", f"http://127.0.0.1:{port}",
+                        "--endpoint-type", "chat", "--streaming", "--concurrency", str(streams), "--request-count",
+                        str(count), "--isl", "16", "--osl", str(tokens), "--extra-inputs", "ignore_eos:true",
+                        "--tokenizer", str(models / "target"), "--artifact-dir", str(out), "--ui", "none",
+                        "--no-gpu-telemetry", "--no-server-metrics"], HF_HUB_OFFLINE="1")
+        said = json.loads(next(out.rglob("profile_export_aiperf.json")).read_text())
+        return Seen(said["time_to_first_token"]["p50"], said["inter_token_latency"]["p50"],
+                    said["inter_token_latency"]["p99"], said["output_token_throughput"]["avg"], cpu)
+
+    return run
+
+
+# against a server that does nothing
+
+
+@contextlib.contextmanager
+def null_server(pace: float) -> Iterator[int]:
+    """The null server as a process; its port."""
+    with subprocess.Popen([sys.executable, "-m", "tests.perf.nullserver", str(pace)], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        try:
+            yield int(server.stdout.readline())
+        finally:
+            server.terminate()
+
+
+def against_null(options: argparse.Namespace) -> None:
+    """Added latency and CPU per token of every client, for each number of streams."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found: dict[str, Callable[[int, int, int, int], Seen]] = {"ours": ours}
+        found["sglang.bench_serving"] = bench_serving(options.image, options.models, folder)
+        if options.guidellm:
+            found["guidellm"] = guidellm(options.guidellm, options.models, folder)
+        if options.aiperf:
+            found["aiperf"] = aiperf(options.aiperf, options.models, folder)
+        print("streams  client                 added to TTFT ms  added to a token ms  p99 gap less pace ms  "
+              "CPU us per token")
+        for streams in options.streams:
+            pace, tokens, few, many = LOADS.get(streams, (0.001 * streams, 64, 1, 3))
+            with null_server(pace) as port:
+                for client, run in found.items():
+                    try:
+                        short = run(port, streams, few * streams, tokens)
+                        long = run(port, streams, many * streams, tokens)
+                    except (Failed, OSError, KeyError, ValueError, StopIteration) as error:
+                        print(f"{streams:7}  {client:21}  failed: {error}", flush=True)
+                        continue
+                    cost = 1e6 * (long.cpu_s - short.cpu_s) / ((many - few) * streams * tokens)
+                    print(f"{streams:7}  {client:21}  {long.ttft_ms - 1e3 * pace:16.2f}  "
+                          f"{long.itl_ms - 1e3 * pace:19.3f}  {long.itl_p99_ms - 1e3 * pace:20.2f}  {cost:16.0f}",
+                          flush=True)
+
+
+# against the real server
+
+
+def docker(*words: str) -> str:
+    """The docker client's output."""
+    return timed(["docker", *words])[0]
+
+
+def against_real(options: argparse.Namespace) -> None:
+    """Ours and `sglang.bench_serving` in turns on the same prompts, inside the container of one real server."""
+    name = f"clients-{os.getpid()}"
+    texts = [f"Question {place}: what would you tell a friend about the number {place * 37}?" for place in range(64)]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        (Path(folder) / "datasets.py").write_text(DATASETS)
+        (Path(folder) / "clients.py").write_text(Path(__file__).read_text())
+        (Path(folder) / "prompts.json").write_text(json.dumps(texts[:options.count]))
+        conversations(Path(folder), texts[:options.count])
+        docker("run", "--detach", "--name", name, "-v", f"{options.models}:/models:ro", "-v", f"{folder}:/bench",
+               options.image, "serve", "--model", "/models/target", *(
+                   ["--draft", "/models/draft", "--serve-arm", "eagle3"] if options.eagle3 else []))
+        try:
+            while (state := docker("inspect", "--format", "{{.State.Health.Status}}", name).strip()) != "healthy":
+                if state == "unhealthy" or "true" not in docker("inspect", "--format", "{{.State.Running}}", name):
+                    raise Failed(docker("logs", name)[-2000:])
+                time.sleep(2)
+            size = (30000, options.concurrency, options.count, options.tokens)
+
+            def flush() -> None:
+                docker("exec", name, "/opt/entrypoint/venv/bin/python", "-c", "import urllib.request as u; "
+                       "u.urlopen(u.Request('http://127.0.0.1:30000/flush_cache', method='POST'))")
+
+            def mine() -> Seen:
+                out = docker("exec", "-e", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python",
+                             "-c", TIMED, "/opt/entrypoint/venv/bin/python", "/bench/clients.py", "ours",
+                             *map(str, size), "/bench/prompts.json")
+                return read_ours(out, next(float(one.split()[1]) for one in out.splitlines()
+                                           if one.startswith(CPU_LINE)))
+
+            def theirs() -> Seen:
+                result = Path(folder) / f"serving-{time.monotonic_ns()}.jsonl"
+                out = docker("exec", "-e", "PYTHONPATH=/bench", "-e", "SGLANG_USE_CPU_ENGINE=1", "-e",
+                             "HF_HUB_OFFLINE=1", name, "/opt/venv/bin/python", "-c", TIMED,
+                             *serving_words(*size, "/models/target", "/bench/data.jsonl", f"/bench/{result.name}"))
+                return read_serving(result.read_text(), out)
+
+            runs: dict[str, list[Seen]] = {"ours": [], "sglang.bench_serving": []}
+            print("round  client                  tok/s  TTFT p50 ms  ms per token  p99 gap ms  CPU s")
+            for number in range(-1, options.rounds):  # the first round warms up
+                turn = [("ours", mine), ("sglang.bench_serving", theirs)]
+                for client, run in turn if number % 2 == 0 else turn[::-1]:
+                    flush()
+                    seen = run()
+                    if number >= 0:
+                        runs[client].append(seen)
+                        print(f"{number + 1:5}  {client:20}  {seen.tok_s:7.1f}  {seen.ttft_ms:11.1f}  "
+                              f"{seen.itl_ms:12.2f}  {seen.itl_p99_ms:10.1f}  {seen.cpu_s:5.1f}", flush=True)
+            for what in ("tok_s", "ttft_ms", "itl_ms", "itl_p99_ms"):
+                ratios = [getattr(one, what) / getattr(other, what)
+                          for one, other in zip(runs["ours"], runs["sglang.bench_serving"], strict=True)]
+                print(f"ours over sglang.bench_serving, {what}: median {statistics.median(ratios):.3f}, "
+                      f"{min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds")
+        finally:
+            docker("rm", "--force", "--volumes", name)
+
+
+def main() -> None:
+    """Both comparisons."""
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.clients", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("null", "real"))
+    parser.add_argument("--image", required=True)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--guidellm", type=Path)
+    parser.add_argument("--aiperf", type=Path)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=24, help="requests of a run against the real server")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--eagle3", action="store_true", help="the real server speculates")
+    options = parser.parse_args()
+    options.models = options.models.resolve()
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    (against_null if options.what == "null" else against_real)(options)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["ours"]:
+        ours_main(sys.argv[2:])
+    else:
+        main()
