@@ -12,7 +12,8 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
-exit `status` of such a death; `stillborn`: it dies so before it listens; `die_at_flush`; `ignore_term`;`length` factor;
+exit `status` of such a death; `stillborn`: so many starts die so before they listen; `die_at_flush`; `ignore_term`;
+`length` factor;
 `wrong` share of problems answered wrongly. `answers` beside `arms` {text of a problem: its answer}: for the task check.
 """
 
@@ -244,7 +245,7 @@ async def main() -> None:
         print(line, flush=True)
     if sim.arm.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sim.arm.get("stillborn"):
+    if sim.number < sim.arm.get("stillborn", 0):
         sim.die()
     server = await asyncio.start_server(sim.serve, "127.0.0.1", flags["port"])
     print("The server is fired up and ready to roll!", flush=True)

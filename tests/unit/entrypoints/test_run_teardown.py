@@ -94,10 +94,20 @@ def test_shared_memory_that_cannot_be_removed_ends_the_run_too(bench: Bench, mon
 
 def test_a_server_that_ends_with_0_before_it_is_ready(bench: Bench) -> None:
     """K6-2 (a)."""
-    code, result = bench.go(BASE, SPEC | {"stillborn": True, "last_words": [SIGQUIT], "status": 0}, pairs=1)
+    code, result = bench.go(BASE, SPEC | {"stillborn": 99, "last_words": [SIGQUIT], "status": 0}, pairs=1)
     assert code == 13
     assert "server died: a child process failed" in " ".join(result["verdict"]["invalid_causes"])
     assert [block["arm"] for block in result["blocks"] if block["validity"]["ok"]] in ([], ["baseline"])
+
+
+def test_a_port_that_was_taken_is_no_reason_to_give_up(bench: Bench) -> None:
+    """SGLang takes further ports by chance; the next start takes others."""
+    unlucky = {"stillborn": 1, "status": 1, "last_words": [
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', 31007): address already in use"]}
+    code, result = bench.go(BASE | unlucky, SPEC | unlucky, pairs=1)
+    assert code != 13, result["verdict"]
+    assert [block["validity"]["ok"] for block in result["blocks"]] == [False, True, True]
+    assert result["blocks"][0]["diagnosis"]["fault"] == "port-taken"
 
 
 def test_a_server_that_ends_with_0_in_mid_benchmark(bench: Bench) -> None:
