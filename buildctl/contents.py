@@ -108,6 +108,22 @@ def manifest_of(registry: Registry, reference: Reference, platform: str) -> Mani
     return found
 
 
+def top_file(registry: Registry, reference: Reference, platform: str, path: str) -> bytes | None:
+    """A file of an image, read from the top down and from small layers only; None where none of those has it."""
+    for blob in reversed(manifest_of(registry, reference, platform).blobs[1:]):
+        if blob.size > _LARGEST_DOCUMENT:
+            return None
+        try:
+            layer = layers.read(layers.Pieces([registry.blob(reference.repository, blob.digest)]),
+                                lambda one: one == path, where=str(reference), digest=blob.digest)
+        except AuditError:
+            return None
+        for name, entry in reversed(layer.entries):
+            if name == path:
+                return entry.content
+    return None
+
+
 def from_export(chunks: Iterable[bytes], name: str, keep: Keep, progress: Progress | None = None) -> Image:
     """Read an image from an engine's export, as it comes: layers may stand before what names them.
 

@@ -112,7 +112,7 @@ class Promoter:
         for host, repository in places:
             if (host, repository) != home:
                 copied += self._copy(source, manifest, Reference(host, repository))
-                copied += self._copy_results(source, manifest, Reference(host, repository))
+                copied += self._copy_referrers(source, manifest, Reference(host, repository))
         for move in promotion.moves:
             if move.action != "keep":
                 self._tag(move, manifest)
@@ -151,10 +151,10 @@ class Promoter:
         registry.put_manifest(target.repository, manifest.digest, manifest)
         return copied
 
-    def _copy_results(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
-        """Benchmark results go where their image goes."""
+    def _copy_referrers(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
+        """What is attached goes where its image goes: benchmark results, provenance, bills of materials, signatures."""
         origin, copied = self._registry(source.registry), Copied()
-        for entry in origin.referrers(source.repository, manifest.digest, results.ARTIFACT_TYPE):
+        for entry in origin.referrers(source.repository, manifest.digest):
             referrer = origin.manifest(source.repository, str(entry["digest"]))
             if referrer is not None:
                 copied += self._copy(source, referrer, target)

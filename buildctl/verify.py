@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from buildctl import installed, sbom, udiff
+from buildctl import installed, provenance, sbom, udiff
 from buildctl import lock as locks
 from buildctl.contents import Image
 from buildctl.errors import Problem
@@ -24,7 +24,8 @@ from buildctl.filesystem import Found
 from buildctl.image_config import KEY_LABEL
 from buildctl.installed import ENTRYPOINT, ETC, SERVER, Distribution
 
-Subject = Literal["lock", "label", "annotation", "setting", "package", "file", "patch", "base", "debian", "sbom"]
+Subject = Literal["lock", "label", "annotation", "setting", "package", "file", "patch", "base", "debian", "sbom",
+                  "provenance"]
 
 #: variables that change what the loader or an interpreter runs, or that switch checks off: no base image is trusted
 #: with them. LD_LIBRARY_PATH is not among them: NVIDIA's base images set it
@@ -93,6 +94,28 @@ def compare(image: Image, wanted: Expectation, wheels: Mapping[str, Mapping[str,
     for check in (run.lock, run.words, run.settings, run.packages, run.patches, run.debian, run.materials):
         report.differences += check()
     return report
+
+
+def attested(image: Image, wanted: Expectation, digests: Iterable[str],
+             documents: Iterable[tuple[str, bytes]]) -> list[Difference]:
+    """What documents attached to an image say otherwise than image and lock.
+
+    :param digests: by which the image is known: of its manifest, of the index that names it.
+    :param documents: kind (`provenance` or `sbom`) and bytes of each.
+    """
+    own = image.files.content(sbom.PATH)
+    known = tuple(digests)
+    found = []
+    for kind, data in documents:
+        if kind == "sbom" and data != own:
+            found.append(Difference("sbom", "attached", "the attached bill of materials is not the one in the image",
+                                    _sum(hashlib.sha256(data).hexdigest()),
+                                    _sum(hashlib.sha256(own).hexdigest()) if own else "none"))
+        elif kind == "provenance":
+            # of several names the one with the fewest faults is the one that is meant
+            faults = min((provenance.differences(data, digest, wanted.part) for digest in known), key=len)
+            found += [Difference("provenance", "", *fault) for fault in faults]
+    return found
 
 
 class _Comparison:

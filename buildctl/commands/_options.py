@@ -11,6 +11,7 @@ import click
 
 from buildctl import compat, compose, host, project, source, stack
 from buildctl import lock as locks
+from buildctl.provenance import Origin, public
 
 DEFAULT_STACK = "sglang-0.5.23-cu130"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +48,16 @@ def revision(root: Path) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def origin(root: Path) -> Origin:
+    """The checkout as provenance names it: its commit, and its remote without credentials."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), "remote", "get-url", "origin"], capture_output=True, text=True,
+                              check=False, stdin=subprocess.DEVNULL)
+    except OSError:
+        return Origin()
+    return Origin(revision(root), public(done.stdout.strip()) if done.returncode == 0 else "")
 
 
 def composed(root: Path, stack_name: str, wheelhouses: tuple[Path, ...],

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import building, credentials, fetch, host, locking, resume
+from buildctl import attestations, building, credentials, fetch, host, locking, resume
 from buildctl.cli import emit
-from buildctl.commands._options import cache_dir, composed, json_option, stack_option, wheelhouse_option
+from buildctl.commands._options import cache_dir, composed, json_option, origin, stack_option, wheelhouse_option
 from buildctl.engine import Builder, Engine
 from buildctl.errors import Problem, UsageError
 from buildctl.progress import Mode
+from buildctl.provenance import Build
 from buildctl.reference import Target, parse, parse_target
 from buildctl.resume import Found
 from buildctl.units import size
@@ -38,12 +40,14 @@ if TYPE_CHECKING:
               help="Build although the lock has no hash for some packages or the base; the image records it.")
 @click.option("--offline", is_flag=True,
               help="Build steps get no network; a wheelhouse filled by `buildctl fetch` has everything.")
+@click.option("--no-attest", is_flag=True,
+              help="With --push: attach neither provenance nor the bill of materials to what was built.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
 def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple[str, ...], builder: str | None,
-            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, wheelhouses: tuple[Path, ...],
-            as_json: bool) -> None:
+            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, no_attest: bool,
+            wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
     lent = host.read(wheelhouses, offline=offline)
     found, composition = composed(root, stack_name, wheelhouses, lent)
@@ -77,10 +81,16 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
                 _refuse_hidden_login(straight, used)
         request = building.Request(images, used, straight, bool(straight and engine.insecure(straight.registry)),
                                    no_cache, cast(Mode, progress), bool(places), found_there)
+        began = time.time()
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
         if not as_json:
             _tell(outcome)
+        finished = time.time()
         pushed = _publish(outcome, places, publisher, engine) if publisher else []
+        if publisher and not no_attest:
+            how = Build("" if builder else engine.facts().version, builder or "", began, finished)
+            pushed += attestations.attach_all(composition, outcome.images, pushed, places, publisher.registry,
+                                              origin(found.root), how, os.environ)
     if as_json:
         emit({**outcome.as_dict(), "pushed": pushed})
     else:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildctl import compose, contents, expectation, host, installed, project, stack, verify
+from buildctl import attestations, compose, contents, expectation, host, installed, project, stack, verify
 from buildctl import lock as locks
+from buildctl.attestations import Attestation
 from buildctl.cli import emit
 from buildctl.commands._options import json_option, wheelhouse_option
 from buildctl.commands.promote import Clients
@@ -73,11 +74,13 @@ def command(root: Path, reference: str, stack_name: str | None, lock_file: Path 
         else:
             image = contents.from_export(engine.export(reference), reference, installed.keep, teller)
         teller.end()
-    report = verify.compare(image, wanted, wheels)
+        report = verify.compare(image, wanted, wheels)
+        known = _attested(registry, named, image, wanted, report) if registry else ()
     source = "registry" if registry else "engine"
     if as_json:
         emit({"image": reference, "source": source, "digest": image.digest, "stack": composition.stack.name,
-              "layers": len(image.layers), "bytes": image.size, **report.as_dict()})
+              "layers": len(image.layers), "bytes": image.size, **report.as_dict(),
+              "attached": [{"kind": one.kind, "digest": one.digest} for one in known]})
     else:
         _tell(image, source, wanted, report)
     return 7 if report.differences else 0
@@ -98,6 +101,18 @@ def _engine_labels(engine: Engine, reference: str) -> Mapping[str, str]:
         raise UsageError(Problem("no such image in the engine", reference, "", "an image that was built or pulled here",
                                  "build it first, or name its registry as well"))
     return there.labels
+
+
+def _attested(registry: Registry, named: Reference, image: Image, wanted: Expectation,
+              report: Report) -> tuple[Attestation, ...]:
+    """Hold what is attached to the image against image and lock."""
+    head = registry.head(named.repository, named.digest or named.tag)
+    digests = dict.fromkeys([image.digest, *([head.digest] if head else [])])
+    known = tuple(one for digest in digests for one in attestations.attached(registry, named.repository, digest))
+    report.differences += verify.attested(image, wanted, digests, [(one.kind, one.content) for one in known])
+    for kind in ("provenance", "sbom"):
+        report.compared[f"attached {kind}"] = sum(one.kind == kind for one in known)
+    return known
 
 
 def _stack_of(labels: Mapping[str, str], reference: str) -> str:
@@ -150,6 +165,9 @@ def _tell(image: Image, source: str, wanted: Expectation, report: Report) -> Non
                f"{count('debian files', 0)} files, {count('labels', 0)} labels, {count('settings', 0)} settings")
     click.echo(f"  RECORDs held against {count('wheels', 0)} locked wheels; bytecode not compared by content: "
                f"{count('bytecode', 0)} files; made by the build: {count('made', 0)} files")
+    if source == "registry":
+        click.echo(f"  attached: {count('attached provenance', 0)} provenance, {count('attached sbom', 0)} bill of "
+                   "materials (unsigned)")
     for note in report.notes:
         click.echo(f"  note: {note}")
     if not report.differences:

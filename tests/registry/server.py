@@ -35,11 +35,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 class RegistryServer:
     """A registry on this machine, its storage under `folder`; a context manager that can be stopped and restarted."""
 
-    def __init__(self, folder: Path, *, disk: str = "", address: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, *, disk: str = "", address: str = "127.0.0.1", login: str = "") -> None:
         """`disk`: size of a file system of its own for the storage, as tmpfs takes it (`300k`). Several registries may
-        share a folder: the same content at several `address`es.
+        share a folder: the same content at several `address`es. `login`: a line of htpasswd; without it nobody has to
+        log in.
         """
-        self.folder, self.disk = folder, disk
+        self.folder, self.disk, self.login = folder, disk, login
         self.host = f"{address}:{free_port(address)}"
         HOSTS.add(self.host)
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +63,12 @@ class RegistryServer:
             raise RuntimeError(f"{BINARY} is not installed; on Debian: apt-get install docker-registry")
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / f"config-{self.host}.yml"
-        config.write_text(CONFIG.format(root=self.folder / "data", host=self.host))
+        text = CONFIG.format(root=self.folder / "data", host=self.host)
+        if self.login:
+            passwords = self.folder / "htpasswd"
+            passwords.write_text(f"{self.login}\n")
+            text += f"auth: {{htpasswd: {{realm: tests, path: {passwords}}}}}\n"
+        config.write_text(text)
         command = [BINARY, "serve", str(config)]
         if self.disk:
             (self.folder / "data").mkdir(exist_ok=True)
@@ -90,7 +96,7 @@ class RegistryServer:
         connection = http.client.HTTPConnection(host, int(port), timeout=2)
         try:
             connection.request("GET", "/v2/")
-            return connection.getresponse().status == 200
+            return connection.getresponse().status == (401 if self.login else 200)
         except OSError:
             return False
         finally:
