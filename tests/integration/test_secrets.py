@@ -1,4 +1,4 @@
-"""Credentials of this host reach the steps that need them, and stay nowhere: planted for real, looked for everywhere."""
+"""Credentials of this host reach the steps that need them and stay nowhere: planted for real, looked for all over."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_failing_step_and_a_refused_login_do_not_tell_them(tiny: Path, registr
         build = buildctl("build", "--stack", "tiny", "--progress", "plain", "--json", cwd=tiny, **planted.environment)
         wrong = {**planted.environment, "SGL_BUILDCTL_REGISTRY_PASSWORD": f"{PASSWORD}-is-wrong"}
         refused = buildctl("promote", f"{registry.host}/team/x:1", "--to", "2", "--json", cwd=tiny, **wrong)
-    assert build.code == 6, build.err
+    assert build.code == 11, build.err
     assert "127.0.0.1:9" in build.err  # the address is told, its password is not
     assert refused.code == 10, refused.err
     assert processes.leaks == set()
