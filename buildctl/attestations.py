@@ -54,9 +54,9 @@ def attach_all(composition: Composition, built: Iterable[Built], pushed: Iterabl
         known = attached(client, key.repository, reference.digest) if move["action"] != "upload" else ()
         if any(other.kind == "provenance" for other in known):
             continue
+        how = build if one.state in ("built", "pushed") else replace(build, started=0.0, finished=0.0)
         told += [{"action": "attest", "target": str(reference), "digest": descriptor.digest} for descriptor in
-                 _attach(client, reference, composition, one, origin,
-                         build if one.state in ("built", "pushed") else replace(build, started=0.0, finished=0.0), environment)]
+                 _attach(client, reference, composition, one, origin, how, environment)]
     return told
 
 
