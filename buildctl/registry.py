@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import requests
 
 _CHUNK = 1024 * 1024
+#: what a cut may cost of a blob that is read in pieces
+_PIECE = 256 * 1024
 _LARGEST_MANIFEST = 4 * 1024 * 1024
 _SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
@@ -374,7 +376,7 @@ class Blob:
         try:
             if self._answer is None:
                 self._answer = self._open()
-            return bytes(self._answer.raw.read(size))
+            return bytes(self._answer.raw.read(min(size, _PIECE)))
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             self.close()
             raise Failed(_cut(error)) from None
