@@ -80,7 +80,7 @@ def test_a_fresh_machine_goes_on_from_the_deepest_stage(tiny: Path, registry: Re
     assert set(after["resumed"]) == {"cuda", "entrypoint-env"}
     assert all(there.startswith(f"{registry.host}/") and "@sha256:" in there for there in after["resumed"].values())
     stages = {step["stage"] for step in after["build"]["steps"] if step["kind"] == "instruction"}
-    assert stages <= {"entrypoint", "cuda-image", "entrypoint-env", "cuda", "cuda-guard"}
+    assert stages <= {"entrypoint", "cuda-image", "entrypoint-env", "cuda", "cuda-guard", "cuda-sbom"}
     assert not (tiny / ".buildctl/tiny/context/base").exists()
     layers = json.loads(docker("image", "inspect", after["images"][0]["tags"][0]))[0]["RootFS"]["Layers"]
     assert len(layers) > 3
