@@ -40,7 +40,8 @@ def identity(document: Mapping[str, Any], machine: Mapping[str, Any],
         place = argv.index("--random-seed")
         argv = [*argv[:place], *argv[place + 2:]]
     return {"machine": machine.get("id"), "image": document["image"]["key"], "model": dict(model),
-            "argv": argv, "load_points": document["load_points"], "rate": document["rate"],
+            "argv": argv, "environment": document.get("environment", {}),
+            "load_points": document["load_points"], "rate": document["rate"],
             "passes": document["passes"], "max_tokens": document["max_tokens"],
             "prompts": [document["prompts"]["sha256"], document["prompts"]["ids"]]}
 

@@ -95,10 +95,14 @@ def describe(settings: Settings, image: Image, environ: Mapping[str, str] = os.e
     """The plan that `benchmark` would follow; starts and writes nothing."""
     now, pack = _now(), _pack(settings)
     arms, floor = noise_floor(image, settings, plan.arms(image, settings), pack, now, environ)
-    document = plan.make(image, settings, arms, pack, run_id="not-run", created=now, floor=floor, more={
-        "environment": tuning(server_environment(image, environ, cache_root=Path(settings.cache)))})
+    document = plan.make(image, settings, arms, pack, run_id="not-run", created=now, floor=floor,
+                         more=_tuning(image, settings, environ))
     document["estimate_seconds"] = round(plan.estimate(document, start_seconds=ASSUMED_START, rate=ASSUMED_RATE))
     return document
+
+
+def _tuning(image: Image, settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    return {"environment": tuning(server_environment(image, environ, cache_root=Path(settings.cache)))}
 
 
 def noise_floor(image: Image, settings: Settings, made: tuple[plan.Arm, ...], pack: prompts.Pack, now: str,
@@ -110,7 +114,7 @@ def noise_floor(image: Image, settings: Settings, made: tuple[plan.Arm, ...], pa
     """
     kept = None
     if settings.noise_floor == "auto":
-        draft = plan.make(image, settings, made, pack, run_id="", created=now)
+        draft = plan.make(image, settings, made, pack, run_id="", created=now, more=_tuning(image, settings, environ))
         model = models.identity(settings.model, environ, Path(settings.cache) / "huggingface")
         kept = noise.find(Path(settings.cache), noise.identity(draft, telemetry.describe(), model), now)
     big = settings.effort != "quick" and not settings.pairs

@@ -12,9 +12,9 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
-exit `status` of such a death; `stillborn`: so many starts die so before they listen; `die_at_flush`; `ignore_term`;
-`length` factor;
-`wrong` share of problems answered wrongly. `answers` beside `arms` {text of a problem: its answer}: for the task check.
+exit `status` of such a death; `stillborn`: so many starts die so before they listen; `mute`: it never listens;
+`die_at_flush`; `ignore_term`; `length` factor; `wrong` share of problems answered wrongly. `answers` beside `arms` {text
+of a problem: its answer}: for the task check.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Sim:
         arms = config["arms"]
         self.arm: dict[str, Any] = arms.get("eagle3" if self.speculative else "baseline", {})
         self.number = start_number(Path(config["state"]))
+        nccl = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+        (Path(config["state"]) / f"environment-{self.number}").write_text(json.dumps(nccl))
         dice = random.Random(config.get("seed", 1) * 7919 + self.number)
         self.factor = pow(2.718281828, dice.gauss(0, self.arm.get("restart_sd", 0.0))
                           + self.arm.get("drift", 0.0) * self.number)
@@ -247,6 +249,8 @@ async def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sim.number < sim.arm.get("stillborn", 0):
         sim.die()
+    if sim.arm.get("mute"):
+        await asyncio.Event().wait()
     server = await asyncio.start_server(sim.serve, "127.0.0.1", flags["port"])
     print("The server is fired up and ready to roll!", flush=True)
     async with server:

@@ -6,8 +6,8 @@
 IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs in it. FOLDER holds `target`, made by
 `make demo-model`. The other clients are programs of virtual environments of their own; none is a dependency of ours.
 
-CPU of a client is user and system time of all its processes. Each client makes a short and a long run for each number
-of streams, and the difference of both is what its tokens cost: imports and start drop out.
+CPU of a client is user and system time of all its processes, less that of a run with a single short request: imports
+and start are no cost of a token.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: streams to seconds between the chunks of one (500 to 1,000 chunks per second in all), tokens of a request, and
-#: requests per stream in a short and a long run. Short requests: the text in each chunk is the whole one so far
-LOADS = {1: (0.002, 128, 8, 40), 16: (0.016, 128, 1, 5), 64: (0.064, 64, 1, 3), 256: (0.256, 32, 1, 2)}
+#: requests per stream. Short requests: the text in each chunk is the whole one so far
+LOADS = {1: (0.002, 128, 40), 16: (0.016, 128, 5), 64: (0.064, 64, 3), 256: (0.256, 32, 2)}
 #: sglang.bench_serving imports it for a data set that is not used here
 DATASETS = "def load_dataset(*words, **more): raise RuntimeError('not here')\n"
 CPU_LINE = "CPU-SECONDS"
@@ -158,12 +158,13 @@ def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, i
     """guidellm with its concurrent profile."""
     def run(port: int, streams: int, count: int, tokens: int) -> Seen:
         out = folder / f"guidellm-{time.monotonic_ns()}"
-        _, cpu = timed([str(program), "benchmark", "run", "--target", f"http://127.0.0.1:{port}", "--model", "null",
-                        "--profile", "concurrent", "--rate", str(streams), "--max-requests", str(count), "--data",
-                        f"prompt_tokens=16,output_tokens={tokens}", "--processor", str(models / "target"),
-                        "--output-dir", str(out), "--outputs", "json", "--disable-console-interactive"],
-                       HF_HUB_OFFLINE="1")
-        metrics = json.loads((out / "benchmarks.json").read_text())["benchmarks"][0]["metrics"]
+        _, cpu = timed([str(program), "run", "--backend", f"kind=openai_http,target=http://127.0.0.1:{port},model=null",
+                        "--profile", f"kind=concurrent,streams={streams}", "--constraint",
+                        f"kind=max_requests,count={count}", "--tokenizer",
+                        f"kind=huggingface_auto,model={models / 'target'}", "--data",
+                        f"kind=synthetic_text,prompt_tokens=16,output_tokens={tokens}", "--output",
+                        f"kind=json,path={out}.json", "--disable-console"], HF_HUB_OFFLINE="1")
+        metrics = json.loads(out.with_suffix(".json").read_text())["benchmarks"][0]["metrics"]
 
         def of(name: str) -> dict[str, Any]:
             return dict(metrics[name]["successful"])
@@ -216,22 +217,26 @@ def against_null(options: argparse.Namespace) -> None:
             found["guidellm"] = guidellm(options.guidellm, options.models, folder)
         if options.aiperf:
             found["aiperf"] = aiperf(options.aiperf, options.models, folder)
+        idle: dict[str, float] = {}
         print("streams  client                 added to TTFT ms  added to a token ms  p99 gap less pace ms  "
               "CPU us per token")
         for streams in options.streams:
-            pace, tokens, few, many = LOADS.get(streams, (0.001 * streams, 64, 1, 3))
+            pace, tokens, each = LOADS.get(streams, (0.001 * streams, 64, 3))
             with null_server(pace) as port:
                 for client, run in found.items():
                     try:
-                        short = run(port, streams, few * streams, tokens)
-                        long = run(port, streams, many * streams, tokens)
+                        if client not in idle:
+                            idle[client] = run(port, 1, 1, 8).cpu_s
+                        seen = run(port, streams, each * streams, tokens)
                     except (Failed, OSError, KeyError, ValueError, StopIteration) as error:
                         print(f"{streams:7}  {client:21}  failed: {error}", flush=True)
                         continue
-                    cost = 1e6 * (long.cpu_s - short.cpu_s) / ((many - few) * streams * tokens)
-                    print(f"{streams:7}  {client:21}  {long.ttft_ms - 1e3 * pace:16.2f}  "
-                          f"{long.itl_ms - 1e3 * pace:19.3f}  {long.itl_p99_ms - 1e3 * pace:20.2f}  {cost:16.0f}",
+                    cost = 1e6 * (seen.cpu_s - idle[client]) / (each * streams * tokens)
+                    print(f"{streams:7}  {client:21}  {seen.ttft_ms - 1e3 * pace:16.2f}  "
+                          f"{seen.itl_ms - 1e3 * pace:19.3f}  {seen.itl_p99_ms - 1e3 * pace:20.2f}  {cost:16.0f}",
                           flush=True)
+        for client, seconds in idle.items():
+            print(f"{client}: {seconds:.1f} s of CPU before the first token")
 
 
 # against the real server

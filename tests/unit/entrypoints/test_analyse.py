@@ -74,6 +74,7 @@ def test_absent_counts_are_unavailable_and_never_one() -> None:
     (1.0, "invalid", "the draft contributes nothing"), (1.05, "win", "is this the right draft"),
     (2.0, "win", "")])
 def test_a_dead_draft_is_invalid_and_a_weak_one_a_warning(tau: float, verdict: str, text: str) -> None:
+    """K4-2: 1.00 is invalid, up to 1.10 a warning with the threshold."""
     found = analyse.analyse(*builders.run(1.2, tau=tau))
     assert found["verdict"]["class"] == verdict
     assert text in " ".join(found["verdict"]["invalid_causes"] + found["verdict"]["reasons"])

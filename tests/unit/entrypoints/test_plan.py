@@ -34,6 +34,7 @@ def test_the_arms_of_the_profile_differ_in_speculation_only() -> None:
 
 
 def test_defaults_that_depend_on_speculation_are_pinned_in_both_arms() -> None:
+    """K4-3: running requests 48 on one side and by cache size on the other."""
     base, spec = plan.arms(made(), settings(concurrency=(1, 64)))
     for arm in (base, spec):
         assert plan.flags_of(arm.argv)["max-running-requests"] == "64"

@@ -141,6 +141,7 @@ def test_what_was_written_fits_the_published_schema(tmp_path: Path) -> None:
 
 
 def test_a_load_point_above_the_running_limit_is_marked(tmp_path: Path) -> None:
+    """K4-3."""
     limits = {"baseline": {"effective_max_running_requests_per_dp": 48}, "eagle3": {"speculative_algorithm": "EAGLE3"}}
     run = folder(tmp_path, 1.1, resolved_server_args=limits)
     document = records.document(run / records.PLAN)

@@ -148,10 +148,13 @@ def test_arms_with_other_resolved_arguments_are_refused_by_name(bench: Bench, in
 
 
 def test_each_load_point_is_measured_and_compared_on_its_own(bench: Bench) -> None:
+    """K4-1: a gain alone and a loss under load are two numbers with two accept lengths, and no average."""
     spec = SPEC | {"at": {"1": 2000.0, "2": 300.0, "3": 250.0, "4": 200.0}}
     _, result = bench.go(BASE, spec, concurrency=(1, 4), pairs=1)
     ratios = {one["concurrency"]: one["ratio"] for one in result["comparison"]}
     assert ratios[1] > 1 > ratios[4]
+    lengths = {name: one["spec"]["accept_length"] for name, one in result["arms"]["eagle3"]["load_points"].items()}
+    assert lengths == {"1": pytest.approx(2.0, rel=0.02), "4": pytest.approx(2.0, rel=0.02)}
     assert [one["load_point"] for one in result["blocks"][0]["passes"]] == [1, 4]
 
 
@@ -351,6 +354,29 @@ def test_both_arms_are_asked_the_word_problems(bench: Bench, base: float, spec: 
     assert said in (bench.run_folder() / records.REPORT).read_text()
     assert (result["verdict"]["class"] == "invalid") is (state == "drop")
     assert ("Task check" in " ".join(result["verdict"]["invalid_causes"])) is (state == "drop")
+
+
+def test_ranks_that_hang_after_nccl_said_complete_end_the_run_with_the_line_and_the_way_out(bench: Bench) -> None:
+    """K4-5: it neither logs nor opens its port; the arm that works does not save the run."""
+    line = "ncclCommInitRank comm 0x5581 rank 1 nranks 2 cudaDev 1 - Init COMPLETE"
+    code, result = bench.go(BASE | FAST, SPEC | FAST | {"log": [line], "mute": True}, pairs=1, stall_seconds=2.0)
+    assert code == 13
+    assert line in " ".join(result["verdict"]["invalid_causes"])
+    (hung,) = [block for block in result["blocks"] if block["arm"] == "eagle3"]
+    assert hung["diagnosis"]["fault"] == "stalled"
+    assert "NCCL_P2P_DISABLE=1" in hung["diagnosis"]["remedy"]
+    assert line in (bench.run_folder() / f"server-{hung['index']:02}-eagle3.log").read_text()
+    assert servers(bench) == []
+
+
+def test_nccl_settings_reach_both_servers_and_the_report(bench: Bench) -> None:
+    """K4-5: both arms run with them, and the reader sees them."""
+    built = bench.image(BASE | FAST, SPEC | FAST)
+    run.benchmark(bench.settings(pairs=1), built, environ={"NCCL_P2P_DISABLE": "1"}, out=bench.out, err=bench.err)
+    assert bench.result()["plan"]["environment"]["NCCL_P2P_DISABLE"] == "1"
+    assert "NCCL_P2P_DISABLE" in (bench.run_folder() / records.REPORT).read_text()
+    seen = [json.loads(file.read_text()) for file in (bench.folder / "starts").glob("environment-*")]
+    assert [one["NCCL_P2P_DISABLE"] for one in seen] == ["1", "1"]
 
 
 def test_symmetric_memory_that_was_asked_for_and_fell_back_to_nccl_marks_the_run(bench: Bench) -> None:
