@@ -13,8 +13,8 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
 exit `status` of such a death; `stillborn`: so many starts die so before they listen; `mute`: it never listens;
-`die_at_flush`; `ignore_term`; `length` factor; `wrong` share of problems answered wrongly. `answers` beside `arms` {text
-of a problem: its answer}: for the task check.
+`die_at_flush`; `ignore_term`; `length` factor; `wrong` share of problems answered wrongly. `answers` beside `arms`
+{text of a problem: its answer}: for the task check.
 """
 
 from __future__ import annotations

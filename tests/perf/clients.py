@@ -1,6 +1,6 @@
 """Our load client beside public ones, in turns, in one run: against a server that does nothing and the real one.
 
-    python -m tests.perf.clients null --image IMAGE [--guidellm FILE] [--aiperf FILE] [--streams 1 16 64 256]
+    python -m tests.perf.clients null --image IMAGE --models FOLDER [--guidellm FILE] [--streams 1 16 64 256]
     python -m tests.perf.clients real --image IMAGE --models FOLDER [--rounds N]
 
 IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs in it. FOLDER holds `target`, made by
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import statistics
@@ -155,10 +156,11 @@ def bench_serving(image: str, models: Path, folder: Path) -> Callable[[int, int,
 
 
 def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, int, int], Seen]:
-    """guidellm with its concurrent profile."""
+    """guidellm (0.8) with its concurrent profile."""
     def run(port: int, streams: int, count: int, tokens: int) -> Seen:
         out = folder / f"guidellm-{time.monotonic_ns()}"
-        _, cpu = timed([str(program), "run", "--backend", f"kind=openai_http,target=http://127.0.0.1:{port},model=null",
+        _, cpu = timed([str(program), "run", "--backend",
+                        f"kind=openai_http,target=http://127.0.0.1:{port},model=nothing",
                         "--profile", f"kind=concurrent,streams={streams}", "--constraint",
                         f"kind=max_requests,count={count}", "--tokenizer",
                         f"kind=huggingface_auto,model={models / 'target'}", "--data",
@@ -169,25 +171,9 @@ def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, i
         def of(name: str) -> dict[str, Any]:
             return dict(metrics[name]["successful"])
 
-        gaps = of("inter_token_latency_ms")
-        return Seen(of("time_to_first_token_ms")["median"], gaps["median"], gaps["percentiles"]["p99"],
+        # its inter-token latency is one mean for each request: there is no p99 of gaps
+        return Seen(of("time_to_first_token_ms")["median"], of("inter_token_latency_ms")["median"], math.nan,
                     of("output_tokens_per_second")["mean"], cpu)
-
-    return run
-
-
-def aiperf(program: Path, models: Path, folder: Path) -> Callable[[int, int, int, int], Seen]:
-    """NVIDIA's AIPerf."""
-    def run(port: int, streams: int, count: int, tokens: int) -> Seen:
-        out = folder / f"aiperf-{time.monotonic_ns()}"
-        _, cpu = timed([str(program), "profile", "--model", "null", "--url", f"http://127.0.0.1:{port}",
-                        "--endpoint-type", "chat", "--streaming", "--concurrency", str(streams), "--request-count",
-                        str(count), "--isl", "16", "--osl", str(tokens), "--extra-inputs", "ignore_eos:true",
-                        "--tokenizer", str(models / "target"), "--artifact-dir", str(out), "--ui", "none",
-                        "--no-gpu-telemetry", "--no-server-metrics"], HF_HUB_OFFLINE="1")
-        said = json.loads(next(out.rglob("profile_export_aiperf.json")).read_text())
-        return Seen(said["time_to_first_token"]["p50"], said["inter_token_latency"]["p50"],
-                    said["inter_token_latency"]["p99"], said["output_token_throughput"]["avg"], cpu)
 
     return run
 
@@ -215,8 +201,6 @@ def against_null(options: argparse.Namespace) -> None:
         found["sglang.bench_serving"] = bench_serving(options.image, options.models, folder)
         if options.guidellm:
             found["guidellm"] = guidellm(options.guidellm, options.models, folder)
-        if options.aiperf:
-            found["aiperf"] = aiperf(options.aiperf, options.models, folder)
         idle: dict[str, float] = {}
         print("streams  client                 added to TTFT ms  added to a token ms  p99 gap less pace ms  "
               "CPU us per token")
@@ -313,7 +297,6 @@ def main() -> None:
     parser.add_argument("--image", required=True)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--guidellm", type=Path)
-    parser.add_argument("--aiperf", type=Path)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=24, help="requests of a run against the real server")

@@ -16,7 +16,7 @@ from typing import Any
 
 HEAD = (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
         b"Connection: close\r\n\r\n")
-MODELS = {"object": "list", "data": [{"id": "null", "object": "model", "created": 0, "owned_by": "nobody"}]}
+MODELS = {"object": "list", "data": [{"id": "nothing", "object": "model", "created": 0, "owned_by": "nobody"}]}
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pace: float) -> None:
@@ -61,7 +61,7 @@ def _native(request: dict[str, Any]) -> Callable[[int, int], Iterator[dict[str, 
 
 
 def _chat(number: int, tokens: int) -> Iterator[dict[str, Any]]:
-    base = {"id": "null", "object": "chat.completion.chunk", "created": 0, "model": "null"}
+    base = {"id": "0", "object": "chat.completion.chunk", "created": 0, "model": "nothing"}
     yield {**base, "choices": [{"index": 0, "delta": {"role": "assistant", "content": " word"},
                                 "finish_reason": "length" if number == tokens else None}]}
     if number == tokens:
