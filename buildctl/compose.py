@@ -212,14 +212,14 @@ def _published(stack: Stack, stages: Iterable[Stage], keys: Mapping[str, Key]) -
 
 
 def _image_stages(stack: Stack, layer: LayerImage, runtime: Iterable[Stage]) -> list[Stage]:
-    """The stages that make an image of a layer, the last one with the stack's environment."""
+    """The stages that make an image of a layer. The first one gets the stack's environment: the guard reads it, too."""
     found = tuple(runtime)
     names = {stage.name: f"{layer.name}-{stage.name}" for stage in found}
     names[_PARENT] = layer.name
     names[_LAYER] = f"{layer.name}-image"
     renamed = [stage.renamed(names) for stage in found]
     environment = "".join(f"ENV {name}={json.dumps(value)}\n" for name, value in sorted(stack.environment.items()))
-    return [*renamed[:-1], replace(renamed[-1], body=renamed[-1].body.rstrip("\n") + "\n" + environment)]
+    return [replace(renamed[0], body=renamed[0].body.rstrip("\n") + "\n" + environment), *renamed[1:]]
 
 
 def _base_stage(lock: Lock) -> Stage:
@@ -236,7 +236,8 @@ def _header(stack: Stack) -> str:
 
 def _stage_keys(stages: Iterable[Stage], files: Mapping[str, File], lock: Lock) -> dict[str, Key]:
     base = lock.base
-    identity = digest([base.source, base.image, base.digest, base.suite, list(base.include), lock.platform])
+    identity = digest([base.source, base.image, base.digest, base.suite, list(base.include), base.snapshot,
+                       lock.platform, lock.debian.get("base", {})])
     keys: dict[str, Key] = {}
     for stage in stages:
         keys[stage.name] = Key(identity, {"base": identity}) if stage.name == _BASE \
@@ -360,6 +361,8 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
     proxies = [name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper())
                if os.environ.get(name)]
 
+    bottom = host.layout(lock.base.digest) if lock.base.digest else None
+
     def target(stage: str, tags: Iterable[str], labels: Mapping[str, str], **args: str) -> dict[str, object]:
         return {
             "context": ".",
@@ -373,6 +376,7 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
             "tags": list(tags),
             "secret": secrets,
             **({"network": "none"} if host.offline else {}),
+            **({"contexts": {_BASE: f"oci-layout://{bottom}@{lock.base.digest}"}} if bottom else {}),
             # one manifest and no attestations: the same inputs give the same digest
             "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
             "output": ["type=image,oci-mediatypes=true,compression=zstd"],

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildctl import debian, resolve
 from buildctl.errors import ManifestError, Problem
 from buildctl.host import Host
-from buildctl.lock import PUBLIC, Lock, Unlocked, Wheel, counts
+from buildctl.lock import PUBLIC, SERVER, Lock, Unlocked, Wheel, apt_of, counts
 from buildctl.manifest import Problems
 from buildctl.project import Project
 from buildctl.stack import ARCH_VARIABLE, Stack
@@ -63,14 +64,10 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
         files[path] = File(content.encode())
 
     def share(folder: str, share_wheels: tuple[Wheel, ...], expected: Iterable[str]) -> None:
-        lists: dict[str, list[Wheel]] = {}
-        for wheel in share_wheels:
-            lists.setdefault(wheel.index, []).append(wheel)
-        urls = {index.name: index.url for index in stack.indexes}
-        for index, members in sorted(lists.items()):
-            head = f"--index-url {urls[index]}\n" if index in urls else ""
-            lines = "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in members)
-            text(f"{folder}/index/{index}.txt", head + lines)
+        lists = _lists(stack, share_wheels)
+        for index, lines in lists.items():
+            text(f"{folder}/index/{index}.txt", lines)
+            members = [wheel for wheel in share_wheels if wheel.index == index]
             here = [wheel for wheel in members if wheel.file in local]
             for wheel in here:
                 files[f"{folder}/local/{wheel.file}"] = File(source=local[wheel.file], sha256=wheel.sha256)
@@ -81,36 +78,49 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
         text(f"{folder}/local/README", "Wheels of this host's wheelhouse that the lock names.\n")
         text(f"{folder}/expect.txt", "".join(f"{line}\n" for line in sorted(expected)))
 
-    def open_ends(folder: str, entries: Iterable[Unlocked]) -> list[str]:
-        """What is installed without a hash, when a build allows that; what the guard expects of it."""
-        urls = {index.name: index.url for index in stack.indexes}
-        found = []
-        for entry in entries:
-            text(f"{folder}/unlocked/{entry.name}.txt", f"--index-url {urls[entry.index]}\n{entry.requirement}\n")
-            found += [f"{entry.name}=={entry.version}"] if entry.version else []
-        return found
+    def open_ends(folder: str, entries: Iterable[Unlocked], below: Iterable[Unlocked]) -> None:
+        """What a build that allows it resolves by itself: packages without a hash, held to all that the lock has.
+
+        :param below: such packages of the layers below, which must stay what they are.
+        """
+        if not tuple(entries):
+            return
+        request = resolve.environments(stack)[SERVER]
+        wanted = tuple(entry.requirement for entry in (*below, *entries))
+        text(f"{folder}/unlocked/pyproject.toml", resolve.project_file(request, wanted, request.indexes))
+        for index, lines in _lists(stack, lock.wheels).items():
+            text(f"{folder}/unlocked/locked/{index}.txt", lines)
+        # an override says another version than whoever requires it, and is in the lock as such
+        pins = [f"{wheel.name}=={wheel.version}" for wheel in lock.wheels]
+        for name, lines_of in (("constraints", (*pins, *request.constraints)), ("overrides", request.overrides),
+                               ("excludes", request.excludes)):
+            text(f"{folder}/unlocked/{name}.txt", "".join(f"{line}\n" for line in lines_of))
+        text(f"{folder}/unlocked/options.txt", "--prerelease allow\n" if request.prerelease else "")
 
     installed: list[str] = []
+    open_below: list[Unlocked] = []
+    apt = apt_of(stack)
     for layer in stack.layers:
         own_name = layer.version_of
         members = lock.share(layer.name)
         own = tuple(wheel for wheel in members if wheel.name == own_name)
         others = tuple(wheel for wheel in members if wheel.name != own_name)
         folder = f"layers/{layer.name}"
-        if layer.apt:
-            apt = dict.fromkeys((*layer.apt, *stack.apt.get(layer.name, ())))
-            text(f"{folder}/system/apt.txt", "".join(f"{name}\n" for name in apt))
+        if layer.name in apt:
+            text(f"{folder}/system/apt.txt", "".join(f"{name}\n" for name in apt[layer.name]))
+            text(f"{folder}/system/preferences", debian.preferences(lock.debian.get(layer.name, {})))
             text(f"{folder}/system/python.txt", f"{stack.python}\n")
         installed += [f"{wheel.name}=={wheel.version}" for wheel in others]
+        # all of them in the layer's last step: torchvision, installed first, would bring a torch of its own choice
         unlocked = [entry for entry in lock.unlocked if entry.layer == layer.name]
-        installed += open_ends(f"{folder}/wheels", [entry for entry in unlocked if entry.name != own_name])
+        open_ends(f"{folder}/{'own' if own_name else 'wheels'}", unlocked, open_below)
+        open_below += unlocked
         share(f"{folder}/wheels", others, installed)
         installed += [f"{wheel.name}=={wheel.version}" for wheel in own]
         for path in stack.local.get(layer.name, ()):
             package = project.images / path
             files.update(tree(package, f"{folder}/own/packages/{package.name}"))
             installed.append(local_version(package))
-        installed += open_ends(f"{folder}/own", [entry for entry in unlocked if entry.name == own_name])
         share(f"{folder}/own", own, installed)
         text(f"{folder}/jit/modules.txt", "".join(f"{name}\n" for name in stack.jit.get(layer.name, ())))
         text(f"{folder}/jit/arch.txt", f"{stack.environment.get(ARCH_VARIABLE, '')}\n")
@@ -130,11 +140,23 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
     text("layers/guard/optional.json", json.dumps({rule.text: rule.reason for rule in stack.optional}, indent=1,
                                                   sort_keys=True) + "\n")
     text("layers/tools/apt.txt", "".join(f"{name}\n" for name in stack.tools.apt))
+    text("layers/tools/preferences", debian.preferences(lock.debian.get(stack.tools.name, {})))
     files.update(tree(stack.tools.folder / "bin", "bin"))
     files.update(applier(stack, "bin/patches"))
     files["bin/sbom/sbom.py"] = File(source=Path(__file__).with_name("sbom.py"))
     files.update(tree(project.entrypoints, "entrypoints"))
     return files
+
+
+def _lists(stack: Stack, wheels: Iterable[Wheel]) -> dict[str, str]:
+    """Wheels as pip and uv take them, by hash, one list per index."""
+    urls = {index.name: index.url for index in stack.indexes}
+    found: dict[str, str] = {}
+    for wheel in sorted(wheels, key=lambda wheel: (wheel.index, wheel.name)):
+        head = f"--index-url {urls[wheel.index]}\n" if wheel.index in urls else ""
+        line = f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n"
+        found[wheel.index] = found.get(wheel.index, head) + line
+    return found
 
 
 def debs(stack: Stack, host: Host) -> dict[str, File]:

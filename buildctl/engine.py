@@ -6,12 +6,14 @@ The SDK has no BuildKit (docker-py #2230), buildx has no inspect worth parsing: 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,6 +234,27 @@ class Engine:
         except (APIError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise EngineError(Problem("the Docker engine does not hand out the image", reference, found=_first(error),
                                       expected="a whole image", todo="run the same command again")) from None
+
+    def file(self, reference: str, path: str) -> bytes | None:
+        """A file of an image, None when the image or the file is not there. Nothing of the image runs.
+
+        :raises EngineError: no engine answers.
+        """
+        from docker.errors import NotFound
+
+        try:
+            container = self._ask("create_container", reference, command=["none"])["Id"]
+        except NotFound:
+            return None
+        try:
+            chunks, _ = self.client.get_archive(container, path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                member = archive.extractfile(archive.getmembers()[0])
+                return member.read() if member else None
+        except NotFound:
+            return None
+        finally:
+            self.client.remove_container(container, v=True, force=True)
 
     def untag(self, reference: str) -> None:
         """Take a name from an image; the content stays. A name that is not there is no error."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from buildctl import base, context, source
+from buildctl import base, context, debian, layout, source
+from buildctl import lock as locks
 from buildctl.compose import BASE_TAR
 from buildctl.context import File
 from buildctl.engine import Engine
@@ -30,9 +31,7 @@ from buildctl.stack import Stack
 #: the list of what was fetched
 RECORD = "fetched.json"
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
-_DOCKERFILE = f"""\
-FROM scratch AS base
-ADD {BASE_TAR} /
+_DOCKERFILE = """\
 
 FROM base AS apt
 RUN --mount=type=bind,source=lists,target=/lists --mount=type=secret,id=ca sh /lists/download
@@ -49,7 +48,8 @@ apt-get $options update
 for list in /lists/*.txt; do
     folder=/debs/$(basename "$list" .txt)
     mkdir -p "$folder/partial"
-    apt-get $options -o Dir::Cache::archives="$folder" install -y --no-install-recommends --download-only $(cat "$list")
+    apt-get $options -o Dir::Etc::Preferences="${list%.txt}.preferences" -o Dir::Cache::archives="$folder" \\
+        install -y --no-install-recommends --download-only $(cat "$list")
     rm -rf "$folder/partial" "$folder/lock"
 done
 """
@@ -65,11 +65,14 @@ class Fetched:
     #: layer -> Debian packages, as `name_version_architecture`
     apt: Mapping[str, tuple[str, ...]]
     bytes: int
+    #: Debian packages that the mirror had in another form than the lock
+    drift: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {"wheels": self.wheels, "new": self.new, "base": self.base, "bytes": self.bytes,
-                "apt": {layer: list(packages) for layer, packages in self.apt.items()}}
+                "apt": {layer: list(packages) for layer, packages in self.apt.items()},
+                "drift": list(self.drift)}
 
 
 def fetch(stack: Stack, lock: Lock, host: Host, engine: Engine, folder: Path, cache: Path, say: Callable[[str], None],
@@ -77,13 +80,14 @@ def fetch(stack: Stack, lock: Lock, host: Host, engine: Engine, folder: Path, ca
     """Fetch everything that a lock names.
 
     :raises NetworkError: an index or mirror does not give what the lock names.
-    :raises ManifestError: a file has another digest than the lock says, or the base is an image of a registry.
+    :raises ManifestError: a file has another digest than the lock says, or the lock is not complete.
     """
-    if lock.base.source != "bootstrap":
-        raise ManifestError(Problem("a base from a registry cannot be fetched into a folder", stack.place,
-                                    found=f"{lock.base.image}@{lock.base.digest}", expected="a bootstrapped base",
-                                    todo=f"`docker pull` it where the build will run, or `buildctl lock {stack.name} "
-                                         "--base bootstrap`"))
+    if lock.open_ends:
+        raise ManifestError(Problem("the lock does not name all that a build needs", f"stack '{stack.name}'",
+                                    found=f"unlocked: {'; '.join(lock.open_ends)}",
+                                    expected="a hash for every file, a digest for the base",
+                                    todo=f"run `buildctl lock {stack.name}` where these indexes and registries are "
+                                         "reachable, then fetch"))
     folder.mkdir(parents=True, exist_ok=True)
     wanted = every_wheel(lock)
     missing = _missing(wanted, folder)
@@ -94,12 +98,27 @@ def fetch(stack: Stack, lock: Lock, host: Host, engine: Engine, folder: Path, ca
             missing.remove(wheel)
     for index in dict.fromkeys(wheel.index for wheel in missing):
         _download(stack, lock, [wheel for wheel in missing if wheel.index == index], index, folder, say)
-    tar = base.ensure(lock.base, lock.platform, cache, say)
-    _place(tar, folder / "base" / tar.name)
+    if lock.base.source == "bootstrap":
+        bottom = base.ensure(lock, cache, say)
+        _place(bottom, folder / "base" / bottom.name)
+    else:
+        bottom = layout.path_of(folder, lock.base.digest)
+        say(f"base: {lock.base.image}@{lock.base.digest[:19]} from its registry")
+        layout.save(lock.base.image, lock.base.digest, lock.platform, bottom)
     say("apt: asking the mirror from inside the base")
-    _fetch_apt(stack, tar, host, engine, folder, cache, show)
-    fetched = Fetched(len(wanted), len(_by_file(missing)), f"base/{tar.name}", apt_of(folder),
-                      sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+    _fetch_apt(stack, lock, bottom, host, engine, folder, cache, show)
+    drift = drift_of(lock, folder)
+    fetched = Fetched(len(wanted), len(_by_file(missing)), f"base/{bottom.name}", archives(folder),
+                      sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), drift)
+    if drift and lock.base.snapshot:
+        raise ManifestError(Problem("the snapshot gave other Debian packages than the lock names",
+                                    f"snapshot {lock.base.snapshot}", found=", ".join(drift[:8]),
+                                    expected="what the lock was made from",
+                                    todo=f"`buildctl lock {stack.name} --upgrade-debian`, or mend the snapshot mirror"))
+    if drift:
+        say(f"warning: {len(drift)} Debian packages are not those of the lock, the mirror moved on: "
+            f"{', '.join(drift[:6])}{' ...' if len(drift) > 6 else ''}; `buildctl lock {stack.name} --upgrade-debian` "
+            "locks what it has now")
     _write_record(folder, stack, fetched)
     return fetched
 
@@ -115,15 +134,19 @@ def prepare_offline(stack: Stack, lock: Lock, host: Host, cache: Path) -> None:
     :raises ManifestError: with everything that the wheelhouses lack.
     """
     local = host.local_wheels()
-    lacking = [wheel.file for wheel in every_wheel(lock) if wheel.file not in local]
-    lacking += [f"apt/{layer}" for layer in apt_lists(stack) if not host.debs(layer)]
+    # no folder can hold what no hash names
+    lacking = [f"{text}, which the lock does not hold" for text in lock.open_ends]
+    lacking += [wheel.file for wheel in every_wheel(lock) if wheel.file not in local]
+    lacking += [f"apt/{layer}" for layer in locks.apt_of(stack) if not host.debs(layer)]
     if lock.base.source == "bootstrap":
-        tar = base.path_of(lock.base, lock.platform, cache)
+        tar = base.path_of(lock, cache)
         fetched = next((path for folder in host.wheelhouses if (path := folder / "base" / tar.name).is_file()), None)
         if fetched is None and not tar.is_file():
             lacking.append(f"base/{tar.name}")
         elif fetched is not None and not tar.is_file():
             _place(fetched, tar)
+    elif lock.base.digest and host.layout(lock.base.digest) is None:
+        lacking.append(f"base/{layout.path_of(Path(), lock.base.digest).name}")
     if lacking:
         shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
         raise ManifestError(Problem("a build without network would miss something", "wheelhouse", found=f"no {shown}",
@@ -132,14 +155,7 @@ def prepare_offline(stack: Stack, lock: Lock, host: Host, cache: Path) -> None:
                                          "`--offline --wheelhouse DIR`"))
 
 
-def apt_lists(stack: Stack) -> dict[str, tuple[str, ...]]:
-    """The Debian packages that each layer asks for, and the build's tools."""
-    found = {layer.name: tuple(dict.fromkeys((*layer.apt, *stack.apt.get(layer.name, ()))))
-             for layer in (*stack.layers, stack.tools)}
-    return {layer: names for layer, names in found.items() if names}
-
-
-def apt_of(folder: Path) -> dict[str, tuple[str, ...]]:
+def archives(folder: Path) -> dict[str, tuple[str, ...]]:
     """The Debian packages that a folder holds, by layer."""
     return {layer.name: tuple(sorted(path.stem for path in layer.glob("*.deb")))
             for layer in sorted((folder / "apt").iterdir()) if layer.is_dir()}
@@ -213,24 +229,41 @@ def _target(lock: Lock, stack: Stack) -> list[str]:
             *(word for platform in platforms for word in ("--platform", platform))]
 
 
-def _fetch_apt(stack: Stack, tar: Path, host: Host, engine: Engine, folder: Path, cache: Path, show: Mode) -> None:
+def drift_of(lock: Lock, folder: Path) -> tuple[str, ...]:
+    """The fetched Debian packages that are not those of the lock, by file name; none where the lock has no record."""
+    known = {text.rpartition("sha256:")[2] for packages in lock.debian.values() for text in packages.values()}
+    return tuple(sorted({path.name for path in (folder / "apt").rglob("*.deb") if _digest(path) not in known})
+                 ) if known else ()
+
+
+def _fetch_apt(stack: Stack, lock: Lock, bottom: Path, host: Host, engine: Engine, folder: Path, cache: Path,
+               show: Mode) -> None:
     """Let apt say inside the base what it needs; the same versions for all layers, from one state of the mirror."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
         made = Path(scratch, "debs")
         secrets = [f"id=ca,src={host.ca}"] if host.ca else []
-        bake = {"target": {"debs": {"context": ".", "dockerfile": "Dockerfile", "target": "debs", "secret": secrets,
-                                    "platforms": [stack.platform], "no-cache": True,
-                                    "output": [f"type=local,dest={made}"]}}}
-        files = {"Dockerfile": File(_DOCKERFILE.encode()), "docker-bake.json": File(json.dumps(bake).encode()),
-                 BASE_TAR: File(source=tar, trusted=True), "lists/download": File(_DOWNLOAD.encode())}
-        for layer, names in apt_lists(stack).items():
+        target: dict[str, Any] = {"context": ".", "dockerfile": "Dockerfile", "target": "debs", "secret": secrets,
+                                  "platforms": [stack.platform], "no-cache": True,
+                                  "output": [f"type=local,dest={made}"]}
+        files = {"lists/download": File(_DOWNLOAD.encode())}
+        if lock.base.source == "bootstrap":
+            begin = f"FROM scratch AS base\nADD {BASE_TAR} /\n"
+            files[BASE_TAR] = File(source=bottom, trusted=True)
+        else:
+            begin = f"FROM {lock.base.image}@{lock.base.digest} AS base\n"
+            target["contexts"] = {"base": f"oci-layout://{bottom}@{lock.base.digest}"}
+        files["Dockerfile"] = File((begin + _DOCKERFILE).encode())
+        files["docker-bake.json"] = File(json.dumps({"target": {"debs": target}}).encode())
+        pins = {name: text for packages in lock.debian.values() for name, text in packages.items()}
+        for layer, names in locks.apt_of(stack).items():
             files[f"lists/{layer}.txt"] = File("".join(f"{name}\n" for name in names).encode())
+            files[f"lists/{layer}.preferences"] = File(debian.preferences(pins).encode())
         context.write(files, Path(scratch, "context"))
         engine.bake(Path(scratch, "context"), ["debs"], cache / "logs" / f"fetch-{stack.name}.log", show=show)
-        target = folder / "apt"
-        if target.exists():
-            shutil.rmtree(target)
-        shutil.move(made, target)
+        kept = folder / "apt"
+        if kept.exists():
+            shutil.rmtree(kept)
+        shutil.move(made, kept)
 
 
 def _write_record(folder: Path, stack: Stack, fetched: Fetched) -> None:

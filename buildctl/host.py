@@ -53,6 +53,12 @@ class Host:
         return {}
 
 
+    def layout(self, digest: str) -> Path | None:
+        """The base image that `buildctl fetch` saved, for builds without network."""
+        places = (folder / "base" / f"oci-{digest.removeprefix('sha256:')[:16]}" for folder in self.wheelhouses)
+        return next((place for place in places if (place / "index.json").is_file()), None) if self.offline else None
+
+
 def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = None, home: Path | None = None, *,
          offline: bool = False) -> Host:
     """Read this host's settings: the given wheelhouses, the environment, pip's configuration, netrc."""

@@ -81,6 +81,8 @@ class LockedBase:
     digest: str = ""
     suite: str = ""
     include: tuple[str, ...] = ()
+    #: the state of Debian's archive that packages come from, as 20261201T000000Z; empty: what a mirror has
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,9 @@ class Lock:
     inputs: Mapping[str, str] = field(default_factory=dict)
     unlocked: tuple[Unlocked, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    #: Debian packages of the base, of what each layer adds, and of the tools: name -> `version sha256:HEX`.
+    #: Empty for a base from a registry, whose digest stands for them, and for a lock made where there is no apt
+    debian: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def share(self, layer: str) -> tuple[Wheel, ...]:
         """The wheels that a layer installs."""
@@ -146,6 +151,7 @@ def restrict(lock: Lock, layers: Iterable[LayerImage]) -> Lock:
     return replace(lock, wheels=wheels, unlocked=tuple(entry for entry in lock.unlocked if entry.layer in names),
                    overlaps=tuple(pair for pair in lock.overlaps if {pair.first, pair.second} <= present),
                    patches={package: series for package, series in lock.patches.items() if package in patched},
+                   debian={place: packages for place, packages in lock.debian.items() if place in {"base", *names}},
                    inputs={})
 
 
@@ -186,12 +192,20 @@ def inputs_of(stack: Stack, project: Project) -> dict[str, str]:
         "entrypoint": digest([stack.python, stack.platform, stack.glibc, list(stack.runtime.requirements)]),
         "tools": digest([stack.python, stack.platform, stack.glibc, list(stack.tools.requirements)]),
         "base": digest([stack.base.image, asdict(bootstrap) if bootstrap else None]),
+        "debian": digest([stack.platform, apt_of(stack)]),
         "patches": digest({package: _series_files(project.patches / folder)
                            for package, folder in stack.patches.items()}),
         "local": digest(local_of(stack, project)),
         # flags are checked against the server's own parser when a lock is made
         "profile": digest(stack.profile.as_dict()),
     }
+
+
+def apt_of(stack: Stack) -> dict[str, tuple[str, ...]]:
+    """The Debian packages that each layer asks for, in build order, and the build's tools."""
+    found = {layer.name: tuple(dict.fromkeys((*layer.apt, *stack.apt.get(layer.name, ()))))
+             for layer in (*stack.layers, stack.tools)}
+    return {layer: names for layer, names in found.items() if names}
 
 
 def local_of(stack: Stack, project: Project) -> dict[str, str]:
@@ -227,7 +241,7 @@ def _body(lock: Lock) -> dict[str, Any]:
         plain[key] = [{name: value for name, value in wheel.items() if value is not None}
                       for wheel in sorted(plain[key], key=lambda wheel: wheel["name"])]
     plain["base"] = {name: value for name, value in plain["base"].items() if value}
-    for key in ("unlocked", "overlaps"):  # the rule is that a lock has neither
+    for key in ("unlocked", "overlaps", "debian"):  # absent where there is nothing
         if not plain[key]:
             del plain[key]
     return {"schema": SCHEMA, **json.loads(json.dumps(plain, sort_keys=True))}
@@ -314,6 +328,7 @@ def _from_dict(data: dict[str, Any]) -> Lock:
                  for package, series in data["patches"].items()},
         local=data["local"], epoch=data["epoch"], inputs=data["inputs"],
         unlocked=tuple(Unlocked(**entry) for entry in data.get("unlocked", ())),
+        debian=data.get("debian", {}),
         overlaps=tuple(Overlap(**{**entry, "paths": tuple(entry["paths"])}) for entry in data.get("overlaps", ())))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buildctl.debian import Packages
 from buildctl.errors import Problem, UsageError
 from buildctl.lock import Lock, LockedBase, LockedSeries, Wheel
 from buildctl.units import size
@@ -53,15 +54,19 @@ class Difference:
     rows: tuple[Row, ...]
     #: what differs beside packages: (name, from, to)
     others: tuple[tuple[str, str, str], ...]
+    #: Debian packages, with the base or layer as `layer` and without sizes
+    debian: tuple[Row, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {"packages": [row.as_dict() for row in self.rows],
-                "others": [{"what": what, "from": old, "to": new} for what, old, new in self.others]}
+                "others": [{"what": what, "from": old, "to": new} for what, old, new in self.others],
+                "debian": [{"package": row.package, "what": row.what, "from": row.old, "to": row.new,
+                            "place": row.layer} for row in self.debian]}
 
     def lines(self) -> Iterator[str]:
         """The difference for a terminal."""
-        if not self.rows and not self.others:
+        if not self.rows and not self.others and not self.debian:
             yield "no difference"
             return
         for what, old, new in self.others:
@@ -71,6 +76,8 @@ class Difference:
             was, now = (size(value) if value is not None else "-" for value in (row.old_size, row.new_size))
             yield (f"{row.package:{width}}  {row.old or '-':>16} -> {row.new or '-':<16} {row.layer:12} "
                    f"{was:>9} -> {now:>9}  {row.what}")
+        for row in self.debian:
+            yield f"Debian, {row.layer}: {row.package}  {row.old or '-'} -> {row.new or '-'}  {row.what}"
         grown = sum((row.new_size or 0) - (row.old_size or 0) for row in self.rows)
         yield f"{len(self.rows)} packages, {'+' if grown >= 0 else '-'}{size(abs(grown))}"
 
@@ -78,10 +85,12 @@ class Difference:
 def compare(before: Lock, after: Lock) -> Difference:
     """What differs between two locks; the server's packages first, then the entrypoint's and the tools'."""
     rows: list[Row] = []
+    debian = tuple(row for place in dict.fromkeys((*before.debian, *after.debian))
+                   for row in _archives(before.debian.get(place, {}), after.debian.get(place, {}), place))
     for old, new, place in ((before.wheels, after.wheels, ""), (before.entrypoint, after.entrypoint, "(entrypoint)"),
                             (before.tools, after.tools, "(tools)")):
         rows += _rows(old, new, place)
-    return Difference(tuple(rows), tuple(_others(before, after)))
+    return Difference(tuple(rows), tuple(_others(before, after)), debian)
 
 
 def _rows(before: Sequence[Wheel], after: Sequence[Wheel], place: str) -> Iterator[Row]:
@@ -96,6 +105,15 @@ def _rows(before: Sequence[Wheel], after: Sequence[Wheel], place: str) -> Iterat
             layer = f"{was.layer} -> {now.layer}"
         yield Row(name, _what(was, now), was.version if was else "", now.version if now else "", layer,
                   was.size if was else None, now.size if now else None)
+
+
+def _archives(before: Packages, after: Packages, place: str) -> Iterator[Row]:
+    for name in sorted({*before, *after}):
+        was, now = before.get(name, ""), after.get(name, "")
+        if was != now:
+            old, new = (text.split()[0] if text else "" for text in (was, now))
+            what = "added" if not was else "removed" if not now else "changed" if old != new else "other file"
+            yield Row(name, what, old, new, place, None, None)
 
 
 def _what(was: Wheel | None, now: Wheel | None) -> str:
@@ -125,7 +143,8 @@ def _series(series: LockedSeries | None) -> str:
 
 def _base(base: LockedBase) -> str:
     if base.source == "bootstrap":
-        return " ".join(("bootstrap", base.suite, *base.include))
+        snapshot = (f"snapshot {base.snapshot}",) if base.snapshot else ()
+        return " ".join(("bootstrap", base.suite, *base.include, *snapshot))
     return f"{base.image}@{base.digest[:19]}" if base.digest else f"{base.image} (unlocked)"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +12,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from buildctl import base as bases
+from buildctl import debian, manifest, metadata, patch_lint, patches, reference, resolve, serverflags, source
 from buildctl import lock as locks
-from buildctl import manifest, metadata, patch_lint, patches, reference, resolve, serverflags, source
 from buildctl.errors import (
     BuildctlError,
     CompatibilityError,
@@ -46,17 +47,18 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked of a new lock beyond the stack: packages to upgrade, or all, and the time after which files do not
-    count (RFC 3339)."""
+    """What is asked of a new lock beyond the stack: packages to upgrade, or all, the time after which files do not
+    count (RFC 3339), and whether Debian's packages are those that the mirror has now."""
 
     upgrade: tuple[str, ...] = ()
     upgrade_all: bool = False
     exclude_newer: str = ""
+    upgrade_debian: bool = False
 
     @property
     def anew(self) -> bool:
         """Whether sections are resolved although their inputs did not change."""
-        return bool(self.upgrade or self.upgrade_all or self.exclude_newer)
+        return bool(self.upgrade or self.upgrade_all or self.exclude_newer or self.upgrade_debian)
 
     def moves(self, wheels: Iterable[Wheel]) -> bool:
         """Whether these wheels are to be resolved although their inputs did not change."""
@@ -132,11 +134,14 @@ def make(stack: Stack, project: Project, host: Host, cache: Path, *, wish: Wish 
     if before is None or before.inputs.get("profile") != inputs["profile"] or "requirements" in changed:
         _check_profile(stack, wheels, host, cache)
         changed += ["profile"] if before is None or before.inputs.get("profile") != inputs["profile"] else []
-    lock = Lock(stack=stack.name, python=stack.python, platform=stack.platform,
-                base=_base(stack, before, inputs, base), wheels=wheels, entrypoint=environments[ENTRYPOINT].wheels,
+    bottom = _base(stack, before, inputs, base)
+    lock = Lock(stack=stack.name, python=stack.python, platform=stack.platform, base=bottom, wheels=wheels,
+                entrypoint=environments[ENTRYPOINT].wheels,
                 tools=environments[TOOLS].wheels, patches=_series(stack, project, wheels, host, cache),
-                local=locks.local_of(stack, project), epoch=epoch, inputs=inputs, unlocked=unlocked, overlaps=overlaps)
+                local=locks.local_of(stack, project), epoch=epoch, inputs=inputs, unlocked=unlocked, overlaps=overlaps,
+                debian=_debian(stack, bottom, before, inputs, wish, host))
     changed += [name for name, old, new in (("base", before and before.base, lock.base),
+                                            ("debian", before.debian if before else {}, lock.debian),
                                             ("patches", before and before.patches, lock.patches),
                                             ("local", before and before.local, lock.local)) if old != new]
     return Made(lock, tuple(changed))
@@ -303,7 +308,23 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
     if bootstrap is None or wanted == "registry":
         raise ManifestError(Problem(f"the base of '{stack.name}' cannot come from a {wanted}", stack.place,
                                     expected="base: with 'image' for a registry, with 'bootstrap' for mmdebstrap"))
-    return LockedBase("bootstrap", suite=bootstrap.suite, include=bootstrap.include)
+    return LockedBase("bootstrap", suite=bootstrap.suite, include=bootstrap.include, snapshot=bootstrap.snapshot)
+
+
+def _debian(stack: Stack, base: LockedBase, before: Lock | None, inputs: dict[str, str], wish: Wish,
+            host: Host) -> Mapping[str, Mapping[str, str]]:
+    """What apt installs in a bootstrapped base and in the layers; nothing where this host has no apt."""
+    if base.source != "bootstrap":
+        return {}
+    if before and before.debian and before.base == base and before.inputs.get("debian") == inputs["debian"] \
+            and not wish.upgrade_debian and not wish.upgrade_all:
+        return before.debian
+    if not debian.available():
+        return {}
+    lists = locks.apt_of(stack)
+    tools = {name: wanted for name, wanted in lists.items() if name == stack.tools.name}
+    return debian.resolve(bases.sources(base), bases.architecture(stack.platform), base.include,
+                          {name: wanted for name, wanted in lists.items() if name not in tools}, tools, host.ca)
 
 
 def _digest(image: str) -> str:

@@ -33,6 +33,6 @@ def render(composition: Composition, folder: Path, cache: Path, say: Callable[[s
     files = composition.written()
     lock = composition.lock
     if lock.base.source == "bootstrap" and (not needed or "base" in needed):
-        tar = base.ensure(lock.base, lock.platform, cache, say)
+        tar = base.ensure(lock, cache, say)
         files[BASE_TAR] = File(source=tar, trusted=True)
     context.write(files, folder)

@@ -209,10 +209,11 @@ def _offered(index: Index, request: Request, local: Mapping[str, Path], tags: Ma
     return True
 
 
-def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host: Host) -> list[str]:
+def project_file(request: Request, requirements: Sequence[str], indexes: Sequence[Index]) -> str:
+    """A pyproject.toml that asks uv for requirements, those of a declared index from there and nowhere else."""
     lines = ["[project]", f'name = "{_ROOT}"', 'version = "0"', f'requires-python = "=={request.python}.*"',
-             f"dependencies = {json.dumps(list(request.requirements))}"]
-    direct = {canonicalize_name(Requirement(text).name) for text in request.requirements}
+             f"dependencies = {json.dumps(list(requirements))}"]
+    direct = {canonicalize_name(Requirement(text).name) for text in requirements}
     if indexes:
         lines.append("[tool.uv.sources]")
         lines += [f'{package} = {{index = "{index.name}"}}' for index in indexes for package in index.packages
@@ -220,7 +221,12 @@ def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host
         for index in indexes:
             lines += ["[[tool.uv.index]]", f'name = "{index.name}"', f"url = {json.dumps(index.url)}",
                       "explicit = true"]
-    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
+
+
+def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host: Host) -> list[str]:
+    direct = {canonicalize_name(Requirement(text).name) for text in request.requirements}
+    (folder / "pyproject.toml").write_text(project_file(request, request.requirements, indexes))
     arguments = ["pip", "compile", "pyproject.toml", "--quiet", "--python-version", request.python,
                  "--python-platform", f"{request.machine}-manylinux_{request.glibc.replace('.', '_')}",
                  "--only-binary", ":all:"]

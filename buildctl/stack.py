@@ -34,6 +34,8 @@ class Bootstrap:
 
     suite: str
     include: tuple[str, ...]
+    #: a state of Debian's archive, as 20261201T000000Z; empty: what the mirror has when the lock is made
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,12 @@ def _load(project: Project, name: str, images: Mapping[str, LayerImage], problem
         patches=_patches(table, project, layers, problems),
         profile=_profile(table, problems),
     )
+    for layer in layers:
+        if stack.apt.get(layer.name) and not layer.apt:
+            problems.add(f"image '{layer.name}' has no step that installs Debian packages", table.place("apt"),
+                         found=f"apt: {{{layer.name}: ...}}",
+                         expected=f"one of {', '.join(one.name for one in layers if one.apt) or 'none here'}",
+                         todo="name the packages under a layer that installs some; the ones above have them too")
     if stack.jit and ARCH_VARIABLE not in stack.environment:
         problems.add("'jit' without the targets to compile for", table.place("jit"),
                      expected=f'environment: {{{ARCH_VARIABLE}: "12.0f"}} or the like')
@@ -251,7 +259,9 @@ def _base(table: Table, problems: Problems) -> Base:
     sub = inner.table("bootstrap")
     if sub is not None:
         bootstrap = Bootstrap(sub.string("suite", pattern=r"[a-z]+"),
-                              sub.strings("include", pattern=r"[a-z0-9][a-z0-9+.-]+"))
+                              sub.strings("include", pattern=r"[a-z0-9][a-z0-9+.-]+"),
+                              sub.string("snapshot", "", pattern=r"\d{8}T\d{6}Z",
+                                         expected="a time as snapshot.debian.org writes it, 20261201T000000Z"))
         sub.close()
     if not image and bootstrap is None:
         problems.add("'base' names neither an image nor a bootstrap", inner.where(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import attestations, building, credentials, fetch, host, locking, resume
+from buildctl import attestations, building, credentials, drift, fetch, host, locking, resume
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, origin, stack_option, wheelhouse_option
 from buildctl.engine import Builder, Engine
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
               help="Build steps get no network; a wheelhouse filled by `buildctl fetch` has everything.")
 @click.option("--no-attest", is_flag=True,
               help="With --push: attach neither provenance nor the bill of materials to what was built.")
+@click.option("--strict", is_flag=True,
+              help="Refuse images with other Debian packages than the lock's (exit 7); else that is a warning.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
 def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple[str, ...], builder: str | None,
-            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, no_attest: bool,
+            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, strict: bool, no_attest: bool,
             wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
     lent = host.read(wheelhouses, offline=offline)
@@ -83,16 +85,21 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
                                    no_cache, cast(Mode, progress), bool(places), found_there)
         began = time.time()
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
+        drifted = drift.of(engine, (built.image.tags[1] for built in outcome.images if built.state != "published"))
+        if strict:
+            drift.refuse(drifted, stack_name)
         if not as_json:
             _tell(outcome)
         finished = time.time()
+        for line in drift.lines(drifted, stack_name):
+            _say(line)
         pushed = _publish(outcome, places, publisher, engine) if publisher else []
         if publisher and not no_attest:
             how = Build("" if builder else engine.facts().version, builder or "", began, finished)
             pushed += attestations.attach_all(composition, outcome.images, pushed, places, publisher.registry,
                                               origin(found.root), how, os.environ)
     if as_json:
-        emit({**outcome.as_dict(), "pushed": pushed})
+        emit({**outcome.as_dict(), "drift": {name: list(both) for name, both in drifted.items()}, "pushed": pushed})
     else:
         for result in pushed:
             click.echo(f"{result['action']:10} {result['target']}@{result['digest']}")

@@ -9,7 +9,7 @@ import click
 from buildctl import host, lockdiff, locking, project, stack
 from buildctl import lock as locks
 from buildctl.cli import emit
-from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, wheelhouse_option
+from buildctl.commands._options import DEFAULT_STACK, cache_dir, json_option, judge, wheelhouse_option
 from buildctl.errors import Problem, UsageError
 from buildctl.lock import Lock
 from buildctl.locking import Wish
@@ -23,6 +23,7 @@ from buildctl.units import size
 @click.option("--upgrade", multiple=True, metavar="PACKAGE",
               help="Choose this package's version anew; repeatable.")
 @click.option("--upgrade-all", is_flag=True, help="Forget all versions of the present lock.")
+@click.option("--upgrade-debian", is_flag=True, help="Take the Debian packages that the mirror has now.")
 @click.option("--exclude-newer", metavar="AGE", default="",
               help="Leave out files younger than 7d, 12h, 2w, or uploaded after a date as 2026-11-30.")
 @click.option("--diff", "compare", is_flag=True,
@@ -34,11 +35,13 @@ from buildctl.units import size
 @json_option
 @click.pass_obj
 def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str, ...], upgrade_all: bool,
-            exclude_newer: str, compare: bool, base_source: str, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
+            upgrade_debian: bool, exclude_newer: str, compare: bool, base_source: str,
+            wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Resolve STACK once, with hashes, into images/stacks/STACK.lock.
 
     Sections of the lock whose inputs did not change are kept as they are; a lock whose inputs did not change at all is
-    rewritten byte for byte. Nothing is written when something fails.
+    rewritten byte for byte. The compatibility rules are asked before anything is written, and nothing is written when
+    something fails.
     """
     found = project.find(root)
     if compare:
@@ -47,10 +50,10 @@ def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str,
     if len(words) > 1:
         raise UsageError(Problem("one stack at a time", "command line", found=" ".join(words),
                                  todo="name one stack, or compare two with --diff"))
-    wish = Wish(locking.names(upgrade), upgrade_all, locking.moment(exclude_newer))
+    wish = Wish(locking.names(upgrade), upgrade_all, locking.moment(exclude_newer), upgrade_debian)
     if check and wish.anew:
-        raise UsageError(Problem("--check changes nothing", "command line", todo="leave out --upgrade, --upgrade-all "
-                                 "and --exclude-newer, or --check"))
+        raise UsageError(Problem("--check changes nothing", "command line", todo="leave out --upgrade, --upgrade-all, "
+                                 "--upgrade-debian and --exclude-newer, or --check"))
     stack_name = words[0] if words else DEFAULT_STACK
     loaded = stack.load(found, stack_name)
     if check:
@@ -59,6 +62,7 @@ def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str,
     else:
         made = locking.make(loaded, found, host.read(wheelhouses), cache_dir(), wish=wish, base=base_source)
         lock, changed = made.lock, made.sections
+        judge(loaded, lock)
         locking.write(made, locks.path_of(loaded))
     shares = {layer.name: lock.share(layer.name) for layer in loaded.layers}
     shown = found.shown(locks.path_of(loaded))
@@ -66,13 +70,18 @@ def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str,
         click.echo(f"warning: {shown} is not complete; out of reach when it was made:", err=True)
         for text in lock.open_ends:
             click.echo(f"  unlocked: {text}", err=True)
+    if lock.base.source == "bootstrap" and not lock.debian:
+        click.echo(f"warning: {shown} has no versions of Debian packages: this machine has no apt-get; builds take "
+                   "what the mirror has, and nothing can tell drift", err=True)
     if as_json:
         emit({"stack": stack_name, "lock": shown, "changed": list(changed), "unlocked": list(lock.open_ends),
+              "debian": {place: len(packages) for place, packages in lock.debian.items()},
               "layers": {name: {"wheels": len(share), "bytes": sum(wheel.size or 0 for wheel in share)}
                          for name, share in shares.items()}})
         return
     for name, share in shares.items():
-        click.echo(f"{name:12} {len(share):4} wheels {size(sum(wheel.size or 0 for wheel in share)):>9}")
+        debs = f", {len(lock.debian[name])} Debian packages" if name in lock.debian else ""
+        click.echo(f"{name:12} {len(share):4} wheels {size(sum(wheel.size or 0 for wheel in share)):>9}{debs}")
     state = "is current" if check or not changed else f"written; new: {', '.join(changed)}"
     click.echo(f"{shown} {state}")
 

@@ -109,6 +109,22 @@ def environment(rule: Rule, view: View) -> Iterator[Finding]:
             yield Finding(name, f"the image does not set {name}", expected=f"{name} for {rule.options['when']}")
 
 
+def first_on_path(rule: Rule, view: View) -> Iterator[Finding]:
+    """The toolkit's programs come before the system's. `when`: a package, `home`: a variable, `before`: folders."""
+    values = {variable.name: variable for variable in view.variables}
+    home, path = values.get(rule.options["home"]), values.get("PATH")
+    if rule.options["when"] not in view.packages or not view.gpus or home is None:
+        return  # a missing home is another rule's
+    wanted = f"{home.value.rstrip('/')}/bin"
+    folders = [folder.rstrip("/") for folder in re.sub(rf"\$\{{?{home.name}\}}?", home.value,
+                                                       path.value if path else "").split(":")]
+    system = [folder for folder in folders if folder in rule.options["before"]]
+    if wanted not in folders or (system and folders.index(wanted) > folders.index(system[0])):
+        yield Finding("PATH", f"{wanted} is not ahead of the system's folders on PATH",
+                      f"PATH={path.value}" if path else "no PATH in the image", f"{wanted} before {system[0]}"
+                      if system else f"{wanted} on PATH", path.where if path else "")
+
+
 def dockerfile(rule: Rule, view: View) -> Iterator[Finding]:
     """An instruction that no layer should have. `pattern`: a regular expression."""
     pattern = re.compile(rule.options["pattern"])
@@ -401,7 +417,8 @@ def spec_v2(rule: Rule, view: View) -> Iterator[Finding]:
 
 KINDS: dict[str, Kind] = {
     "target-cuda": target_cuda, "cuda-major": cuda_major, "cuda-minor": cuda_minor, "compiler": compiler,
-    "environment": environment, "dockerfile": dockerfile, "torch-cuda": torch_cuda, "pairs": pairs,
+    "environment": environment, "first-on-path": first_on_path, "dockerfile": dockerfile, "torch-cuda": torch_cuda,
+    "pairs": pairs,
     "wheel-cuda": wheel_cuda, "wheel-targets": wheel_targets, "exclusive": exclusive, "same": same,
     "shadowed": shadowed,
     "metadata": metadata, "overlaps": overlaps, "ranges": ranges, "variables": variables,

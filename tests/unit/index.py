@@ -44,6 +44,8 @@ def wheel(name: str, version: str, requires: Iterable[str] = (), files: Mapping[
 class Index:
     """A simple index (PEP 503, 691, 658) on 127.0.0.1; what it offers can change while it runs."""
 
+    #: where to listen; the engine's gateway lets build steps in
+    address: str = "127.0.0.1"
     pep658: bool = True
     ranges: bool = True
     hashes: bool = True
@@ -61,7 +63,7 @@ class Index:
         class Handler(_Handler):
             index = outer
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((self.address, 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
         return self
@@ -80,7 +82,7 @@ class Index:
     def url(self) -> str:
         """Where the index is."""
         login = f"{self.login}@" if self.login else ""
-        return f"http://{login}127.0.0.1:{self._server.server_address[1]}/simple"
+        return f"http://{login}{self.address}:{self._server.server_address[1]}/simple"
 
     def add(self, name: str, version: str, requires: Iterable[str] = (), *, tag: str = "py3-none-any",
             files: Mapping[str, str] | None = None, uploaded: str = UPLOADED) -> str:

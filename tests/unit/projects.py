@@ -130,7 +130,13 @@ def lock_of(project: Project, loaded: Stack) -> Lock:
                 wheels=(wheel("torch", "2.0+cpu", "torch", index="special"), wheel("needed", layer="torch"),
                         wheel("sglang", "0.5", "sglang"), wheel("helper", "3", "sglang")),
                 entrypoint=(wheel("h11", "0.16", ""),), tools=(wheel("uv", "0.9", ""),), patches=series,
-                local=locks.local_of(loaded, project), epoch=1_700_000_000, inputs=locks.inputs_of(loaded, project))
+                local=locks.local_of(loaded, project), epoch=1_700_000_000, inputs=locks.inputs_of(loaded, project),
+                debian=DEBIAN)
+
+
+#: Debian packages of a lock
+DEBIAN = {"base": {"apt": f"2.6.1 sha256:{'a1' * 32}", "libc6": f"2.36-9 sha256:{'a2' * 32}"},
+          "cuda": {"python3": f"3.11.2 sha256:{'a3' * 32}"}, "tools": {"tini": f"0.19 sha256:{'a4' * 32}"}}
 
 
 def ready(root: Path, stack_text: str = STACK) -> tuple[Project, Stack, Lock]:

@@ -85,12 +85,17 @@ def test_the_image_records_what_no_hash_holds(tmp_path: Path, capsys: pytest.Cap
     assert facts["unlocked"] == ["base debian:12", "torch==2.0+cpu of index 'special'"]
     assert (facts["version"], facts["driver"]) == ("2.0", None)
     assert "FROM debian:12 AS base" in (target / "Dockerfile").read_text()
-    asked = (target / "layers" / "torch" / "own" / "unlocked" / "torch.txt").read_text()
-    assert asked == "--index-url https://index.example/simple\ntorch==2.0+cpu\n"
-    assert "torch==2.0+cpu" in (target / "layers" / "torch" / "own" / "expect.txt").read_text()
-    # the step that installs a layer's other packages installs theirs
-    asked = (target / "layers" / "sglang" / "wheels" / "unlocked" / "kernel.txt").read_text()
-    assert asked == "--index-url https://index.example/simple\nkernel>=1\n"
+    # what the build resolves by itself: from the index that is theirs, held to all that the lock has
+    asked = target / "layers" / "torch" / "own" / "unlocked"
+    project_file = (asked / "pyproject.toml").read_text()
+    assert 'dependencies = ["torch==2.0+cpu"]' in project_file
+    assert 'torch = {index = "special"}' in project_file
+    assert (asked / "constraints.txt").read_text() == "helper==3\nneeded==1.0\nsglang==0.5\n"
+    assert (asked / "locked" / "public.txt").read_text().startswith("helper==3 --hash=sha256:abab")
+    assert (asked / "excludes.txt").read_text() + (asked / "options.txt").read_text() == ""
+    # a layer above keeps what was resolved below, from the same index
+    above = (target / "layers" / "sglang" / "own" / "unlocked" / "pyproject.toml").read_text()
+    assert 'dependencies = ["torch==2.0+cpu", "kernel>=1"]' in above
 
 
 def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

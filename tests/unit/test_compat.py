@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from buildctl.compat.view import View
 from buildctl.errors import CompatibilityError, ManifestError
 from buildctl.lock import PUBLIC, Lock, LockedBase, LockedSeries, Overlap, Unlocked, Wheel
 from buildctl.stack import Accepted, Base, Cuda, Profile, Rule, Stack
+from tests.conftest import ROOT
 from tests.unit.projects import ready
 
+FIXTURES = ROOT / "tests" / "fixtures"
 #: a stack for SM120 that fits: versions of sglang-0.5.23-cu130
 NEW: dict[str, Any] = {
     "torch": ("2.14.1", {"requires": ("cuda-toolkit==13.0.3", "triton~=3.8.0"), "via": (".", "flashinfer-python")}),
@@ -39,7 +42,8 @@ EAGLE: dict[str, Any] = {"speculative-algorithm": "EAGLE3", "speculative-num-ste
          "speculative-num-draft-tokens": 4}
 SERVER: dict[str, Any] = {"attention-backend": "flashinfer", "mem-fraction-static": 0.8, "max-running-requests": 48,
           "cuda-graph-max-bs-decode": 48}
-HOMES = {"CUDA_HOME": "/opt/cuda", "TRITON_PTXAS_PATH": "/opt/cuda/bin/ptxas"}
+HOMES = {"CUDA_HOME": "/opt/cuda", "TRITON_PTXAS_PATH": "/opt/cuda/bin/ptxas",
+         "PATH": "/opt/venv/bin:/opt/cuda/bin:/usr/bin"}
 SERIES = {"sglang": ("0001-symm-mem.patch", "0002-allreduce-fusion.patch"),
           "flashinfer": ("0001-trtllm-comm-arch.patch",)}
 
@@ -124,6 +128,11 @@ NO: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("nvcc", {"change": {"nvidia-cuda-nvcc": None}}, ("no compiler in the image", "no nvidia-cuda-nvcc in the lock")),
     ("cuda-home", {"environment": {"TRITON_PTXAS_PATH": "/x"}}, ("does not set CUDA_HOME",)),
     ("ptxas", {"environment": {"CUDA_HOME": "/x"}}, ("does not set TRITON_PTXAS_PATH", "sm_121a")),
+    # K1-4 (b)
+    ("cuda-path", {"environment": {**HOMES, "PATH": "/usr/local/bin:/opt/cuda/bin"}},
+     ("/opt/cuda/bin is not ahead", "PATH=/usr/local/bin:/opt/cuda/bin", "before /usr/local/bin", "nvcc 11.5")),
+    ("cuda-path", {"environment": {**HOMES, "CUDA_HOME": "/usr/local/cuda"}}, ("/usr/local/cuda/bin", "/opt/cuda/bin")),
+    ("cuda-path", {"environment": {**HOMES, "PATH": "/opt/venv/bin"}}, ("expected: /opt/cuda/bin on PATH",)),
     # K1-5
     ("cuda-compat", {"line": "RUN echo /usr/local/cuda/compat > /etc/ld.so.conf.d/00-cuda.conf\n"}, ("Error 803",)),
     ("cuda-compat", {"line": "ENV LD_LIBRARY_PATH=/usr/local/cuda-13.0/compat:/usr/lib\n"},
@@ -225,6 +234,10 @@ YES: list[tuple[str, dict[str, Any]]] = [
     ("nvcc", old()), ("nvcc", {"change": {"flashinfer-python": None, "triton": None, "nvidia-cuda-nvcc": None}}),
     ("cuda-home", {}), ("cuda-home", {"change": {"flashinfer-python": None}, "environment": {}}),
     ("cuda-home", {"environment": {}, "line": "ENV CUDA_HOME=/opt/cuda\n"}),
+    ("cuda-path", {}), ("cuda-path", old()), ("cuda-path", {"environment": {}}), ("cuda-path", {"targets": ("cpu",)}),
+    ("cuda-path", {"environment": {**HOMES, "PATH": "${CUDA_HOME}/bin:/usr/bin"}}),
+    ("cuda-path", {"environment": {**HOMES, "PATH": "/x:$CUDA_HOME/bin/"}}),
+    ("cuda-path", {"change": {"flashinfer-python": None}, "environment": {**HOMES, "PATH": "/bin"}}),
     ("ptxas", {}), ("ptxas", {"targets": ("sm90",), "environment": {}}),
     ("cuda-compat", {"line": "RUN echo /usr/local/cuda/lib64 > /etc/ld.so.conf.d/cuda.conf\n"
                              "ENV LD_LIBRARY_PATH=/usr/lib:/usr/local/cuda/lib64\n"}),
@@ -275,6 +288,22 @@ YES: list[tuple[str, dict[str, Any]]] = [
     ("spec-v2", {}), ("spec-v2", old()), ("spec-v2", old(variables={}, change={"sglang": "0.5.12"})),
     ("spec-v2", old(variables={}, eagle={"x": 1})),
 ]
+
+
+def test_the_free_resolution_of_sglang_is_refused(small: tuple[Stack, Lock]) -> None:
+    """What uv chooses for sglang==0.5.23 without any constraint, recorded from the public index on 2026-12-01."""
+    rows = json.loads((FIXTURES / "resolution-sglang-0.5.23.json").read_text())
+    packages = {row["name"]: (row["version"], {"via": tuple(row["via"]), "requires": tuple(row["requires"])})
+                for row in rows}
+    report = compat.check(*build(small, packages, requirements=("sglang==0.5.23",)))
+    refused = {problem.what for problem in report.errors}
+    minors = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "nvidia-nvvm")
+    assert refused == {"a library for CUDA 12 in a stack for CUDA 13 (rule one-cuda)",
+                       *(f"{name} is of another CUDA than the stack (rule cuda-minor)" for name in minors)}
+    said = "\n".join(map(str, (*report.errors, *report.warnings)))
+    for words in ("nvidia-cuda-nvcc 13.5.37: nvidia-cuda-nvcc <- humming-kernels <- sglang <- the stack",
+                  "nvidia-cutlass-dsl-libs-cu12 4.8.0", "torchaudio 2.11.0 does not fit torch 2.14.1"):
+        assert words in said
 
 
 def findings(report: compat.Report, rule: str) -> list[str]:

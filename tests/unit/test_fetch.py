@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from buildctl import base, compose, fetch
+from buildctl import base, compose, fetch, layout
 from buildctl.errors import ManifestError, NetworkError
 from buildctl.host import Host
-from buildctl.lock import LockedBase
+from buildctl.lock import LockedBase, apt_of
 from tests.unit.index import Index
 from tests.unit.projects import ready, wheel
 
@@ -29,9 +29,19 @@ def house(tmp_path: Path) -> Path:
 
 def test_apt_lists_are_those_of_the_layers_and_the_tools(tmp_path: Path) -> None:
     _, stack, _ = ready(tmp_path)
-    assert fetch.apt_lists(stack) == {"cuda": ("python3",), "tools": ("tini",)}
+    assert apt_of(stack) == {"cuda": ("python3",), "tools": ("tini",)}
     more = replace(stack, apt={"torch": ("gdb",), "cuda": ("python3", "git")})
-    assert fetch.apt_lists(more) == {"cuda": ("python3", "git"), "torch": ("gdb",), "tools": ("tini",)}
+    assert apt_of(more) == {"cuda": ("python3", "git"), "torch": ("gdb",), "tools": ("tini",)}
+
+
+def test_fetched_packages_are_held_against_the_lock(tmp_path: Path, house: Path) -> None:
+    _, _, lock = ready(tmp_path / "p")
+    (house / "apt" / "cuda").mkdir(parents=True)
+    (house / "apt" / "cuda" / "python3_3.11.2_amd64.deb").write_bytes(b"good")
+    (house / "apt" / "cuda" / "libc6_2.36-10_amd64.deb").write_bytes(b"newer")
+    held = replace(lock, debian={"base": {}, "cuda": {"python3": f"3.11.2 sha256:{GOOD}"}})
+    assert fetch.drift_of(held, house) == ("libc6_2.36-10_amd64.deb",)
+    assert fetch.drift_of(replace(lock, debian={}), house) == ()
 
 
 def test_a_build_without_network_names_what_it_would_miss(tmp_path: Path, house: Path) -> None:
@@ -49,10 +59,10 @@ def test_a_complete_wheelhouse_lends_its_base(tmp_path: Path, house: Path) -> No
     lock = replace(lock, base=LockedBase("bootstrap", suite="bookworm"))
     for one in fetch.every_wheel(lock):
         (house / one.file).write_bytes(b"good")
-    for layer in fetch.apt_lists(stack):
+    for layer in apt_of(stack):
         (house / "apt" / layer).mkdir(parents=True)
         (house / "apt" / layer / "x_1_amd64.deb").write_bytes(b"deb")
-    tar = base.path_of(lock.base, lock.platform, tmp_path / "cache")
+    tar = base.path_of(lock, tmp_path / "cache")
     host = Host(None, None, None, (house,), offline=True)
     with pytest.raises(ManifestError, match=f"no base/{tar.name}"):
         fetch.prepare_offline(stack, lock, host, tmp_path / "cache")
@@ -84,11 +94,31 @@ def test_damaged_wheels_are_fetched_again_and_good_ones_kept(house: Path) -> Non
     assert not (house / bad.file).exists()
 
 
-def test_a_base_from_a_registry_is_left_to_docker(tmp_path: Path, house: Path) -> None:
+def test_what_no_hash_names_cannot_be_fetched(tmp_path: Path, house: Path) -> None:
     _, stack, lock = ready(tmp_path / "p")
-    lock = replace(lock, base=LockedBase("registry", image="debian:x", digest="sha256:" + "0" * 64))
-    with pytest.raises(ManifestError, match="docker pull"):
+    lock = replace(lock, base=LockedBase("registry", image="debian:x"))
+    with pytest.raises(ManifestError, match=r"(?s)unlocked: base debian:x.*buildctl lock small"):
         fetch.fetch(stack, lock, Host(None, None, None, ()), None, house, tmp_path, print)  # type: ignore[arg-type]
+    assert list(house.iterdir()) == []
+    with pytest.raises(ManifestError, match="base debian:x, which the lock does not hold"):
+        fetch.prepare_offline(stack, lock, Host(None, None, None, (house,), offline=True), tmp_path / "cache")
+
+
+def test_a_base_from_a_registry_is_taken_from_where_it_was_saved(tmp_path: Path, house: Path) -> None:
+    project, stack, lock = ready(tmp_path / "p")
+    lock = replace(lock, base=LockedBase("registry", image="debian:x", digest=f"sha256:{'ab' * 32}"))
+    saved = layout.path_of(house, lock.base.digest)
+    host = Host(None, None, None, (house,), offline=True)
+    with pytest.raises(ManifestError) as caught:
+        fetch.prepare_offline(stack, replace(lock, wheels=(), entrypoint=(), tools=()), host, tmp_path / "cache")
+    assert f"base/{saved.name}" in str(caught.value)
+    saved.mkdir(parents=True)
+    (saved / "index.json").write_text("{}")
+    bake = json.loads(compose.compose(project, stack, lock, host).written()["docker-bake.json"].content())
+    assert {target["contexts"]["base"] for target in bake["target"].values()} == {
+        f"oci-layout://{saved}@{lock.base.digest}"}
+    online = compose.compose(project, stack, lock, replace(host, offline=False)).written()["docker-bake.json"]
+    assert "contexts" not in online.content().decode()
 
 
 # --- wheels, by the real pip -----------------------------------------------------------------------------------------

@@ -208,10 +208,27 @@ def program(path: Path, output: str) -> Path:
     return path
 
 
+def test_the_first_nvcc_on_path_is_the_toolkits(tmp_path: Path) -> None:
+    """The distribution's 11.5 ahead of the real one (user-reports K1-4 c)."""
+    program(tmp_path / "cuda" / "bin" / "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
+    program(tmp_path / "usr" / "bin" / "nvcc", "Cuda compilation tools, release 11.5, V11.5.1")
+    (tmp_path / "link").symlink_to(tmp_path / "cuda")
+
+    def said(*folders: str) -> str:
+        path = ":".join(str(tmp_path / folder / "bin") for folder in folders)
+        return text(guard.check_compiler("13.0", {"CUDA_HOME": str(tmp_path / "cuda"), "PATH": path}))
+
+    assert said("cuda", "usr") == said("link", "usr") == ""
+    for words in ("PATH finds another nvcc", f"{tmp_path}/usr/bin/nvcc of CUDA 11.5",
+                  f"{tmp_path}/cuda/bin/nvcc of CUDA 13.0", "put CUDA_HOME/bin before"):
+        assert words in said("usr", "cuda")
+    assert "found:    none" in said("nowhere")
+
+
 def test_the_compiler_is_of_the_stacks_cuda(tmp_path: Path) -> None:
     program(tmp_path / "bin" / "nvcc", "Cuda compilation tools, release 11.5, V11.5.1")
     ptxas = program(tmp_path / "bin" / "ptxas", "")
-    environment = {"CUDA_HOME": str(tmp_path), "TRITON_PTXAS_PATH": str(ptxas)}
+    environment = {"CUDA_HOME": str(tmp_path), "TRITON_PTXAS_PATH": str(ptxas), "PATH": f"{tmp_path}/bin:/usr/bin"}
     said = text(guard.check_compiler("13.0", environment))
     assert f"{tmp_path}/bin/nvcc" in said
     assert "11.5" in said
@@ -293,3 +310,27 @@ def test_torch_is_asked_by_the_layer_that_brings_it(tmp_path: Path, site: Path) 
     assert done.returncode == 1
     assert "2.9.1 for CUDA 12.8" in done.stderr
     assert sys.version_info >= (3, 11)
+
+
+# --- Debian ----------------------------------------------------------------------------------------------------------
+
+STATUS = """Package: libc6
+Status: install ok installed
+Version: 2.36-9
+Description: GNU C Library
+ more: of it
+
+Package: gone
+Status: deinstall ok config-files
+Version: 1
+"""
+
+
+def test_debian_packages_are_held_against_the_lock() -> None:
+    have = guard.debian_installed(STATUS)
+    assert have == {"libc6": "2.36-9"}
+    locked = {"base": {"libc6": "2.36-9 sha256:aa"}, "cuda": {}}
+    assert guard.debian_drift(have, locked) == {}
+    assert guard.debian_drift(have, {}) == {}  # a lock without a record
+    assert guard.debian_drift({"libc6": "2.36-10", "extra": "1"}, {**locked, "cuda": {"python3": "3 sha256:bb"}}) == {
+        "extra": ["", "1"], "libc6": ["2.36-9", "2.36-10"], "python3": ["3", ""]}

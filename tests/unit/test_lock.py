@@ -40,6 +40,7 @@ def test_what_a_lock_does_not_say_is_not_in_the_file(tmp_path: Path) -> None:
     ("requirements", "sglang: [sglang==0.5]", "sglang: [sglang==0.6]"),
     ("requirements", "prerelease: []", "prerelease: [x]"),
     ("base", "suite: bookworm", "suite: trixie"),
+    ("base", "{suite: bookworm}", "{suite: bookworm, snapshot: 20261201T000000Z}"),
     ("profile", "mem-fraction-static: 0.5", "mem-fraction-static: 0.6"),
 ])
 def test_a_stale_lock_says_which_part_moved_on(tmp_path: Path, section: str, old: str, new: str) -> None:

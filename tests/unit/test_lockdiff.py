@@ -55,6 +55,22 @@ def test_what_differs_beside_packages(tmp_path: Path) -> None:
     assert list(compare(before, before).lines()) == ["no difference"]
 
 
+def test_debian_packages(tmp_path: Path) -> None:
+    _, _, before = ready(tmp_path)
+    after = replace(before, debian={"base": {"apt": "2.6.2 sha256:00", "libc6": f"2.36-9 sha256:{'ff' * 32}"},
+                                    "cuda": {"python3": before.debian["cuda"]["python3"], "git": "2 sha256:11"}})
+    found = compare(before, after)
+    assert {(row.layer, row.package): row.what for row in found.debian} == {
+        ("base", "apt"): "changed", ("base", "libc6"): "other file", ("cuda", "git"): "added",
+        ("tools", "tini"): "removed"}
+    assert "Debian, base: apt  2.6.1 -> 2.6.2  changed" in list(found.lines())
+    assert found.as_dict()["debian"][0] == {"package": "apt", "what": "changed", "from": "2.6.1", "to": "2.6.2",
+                                            "place": "base"}
+    pinned = replace(before, base=replace(before.base, snapshot="20261201T000000Z"))
+    assert ("base", "bootstrap bookworm", "bootstrap bookworm snapshot 20261201T000000Z") in compare(before,
+                                                                                                     pinned).others
+
+
 def test_the_words_of_the_command(tmp_path: Path) -> None:
     stacks = ["one", "two"]
     file = tmp_path / "x"

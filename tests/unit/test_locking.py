@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from buildctl import base as bases
+from buildctl import debian, locking, stack
 from buildctl import lock as locks
-from buildctl import locking, stack
 from buildctl.errors import CompatibilityError, ManifestError, NetworkError, PatchError, Problem, UsageError
 from buildctl.host import Host
 from buildctl.lock import Lock, LockedBase
 from buildctl.locking import Wish
 from buildctl.project import Project
 from buildctl.registry import Registry
+from tests.unit import archive
 from tests.unit.index import Index
 from tests.unit.projects import STACK, make
+from tests.unit.test_debian import needs_apt
 
 SOURCE = "one = 1\ntwo = 2\nthree = 3\n"
 PARSER = "def add_cli_args(parser):\n" + "".join(
@@ -70,6 +73,12 @@ class World:
     @property
     def bytes(self) -> bytes:
         return locks.path_of(self.stack).read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def no_apt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing asks this machine's mirror."""
+    monkeypatch.setattr(debian, "available", lambda: False)
 
 
 @pytest.fixture
@@ -333,3 +342,40 @@ def test_a_base_without_an_image_is_a_bootstrap(world: World) -> None:
     assert world.make(base="auto").lock.base.source == "bootstrap"
     with pytest.raises(ManifestError, match="cannot come from a registry"):
         world.make(base="registry")
+
+
+# --- Debian ----------------------------------------------------------------------------------------------------------
+
+
+@needs_apt
+def test_debian_packages_are_those_of_the_mirror_until_asked_again(world: World, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    mirror = tmp_path / "mirror"
+    monkeypatch.setattr(bases, "sources", lambda _: [archive.write(mirror)])
+    lock = world.write()
+    assert {place: list(packages) for place, packages in lock.debian.items()} == {
+        "base": ["apt", "dpkg", "libc6"], "cuda": ["python3", "python3-minimal"], "tools": ["tini"]}
+    first = world.bytes
+    # the mirror moves on: the lock does not, and it stays current
+    newer = [text.replace("3.11.2", "3.11.9") for text in archive.SYSTEM]
+    monkeypatch.setattr(bases, "sources", lambda _: [archive.write(mirror, newer)])
+    assert (world.make().sections, world.write() and world.bytes) == ((), first)
+    assert locks.load(world.stack, world.project) == lock
+    made = world.make(Wish(upgrade_debian=True))
+    assert made.sections == ("debian",)
+    assert made.lock.debian["cuda"]["python3"].startswith("3.11.9 ")
+    assert world.make(Wish(upgrade_all=True)).lock.debian == made.lock.debian
+    # another base asks again; one of a registry needs no such list
+    world.edit("{suite: bookworm}", "{suite: bookworm, include: [ca-certificates]}")
+    assert "ca-certificates" in world.write().debian["base"]
+    world.edit("\n  bootstrap: {suite: bookworm, include: [ca-certificates]}", "")
+    monkeypatch.setattr(Registry, "head", lambda *_: type("Found", (), {"digest": "sha256:" + "12" * 32}))
+    assert world.make(base="registry").lock.debian == {}
+
+
+def test_where_there_is_no_apt_the_lock_does_without(world: World) -> None:
+    lock = world.write()
+    assert lock.debian == {}
+    assert '"debian": {' not in locks.dump(lock).partition('"inputs"')[0]

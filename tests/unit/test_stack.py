@@ -60,6 +60,8 @@ def test_an_unknown_stack_or_image_gets_a_suggestion(tmp_path: Path) -> None:
     ("[cuda, torch, sglang]", "[cuda, torch, torch, sglang]", 9, "stands twice"),
     ("[cuda, torch, sglang]", "[cuda, torch, sglang, runtime]", 9, "part of every image"),
     ("[cuda, torch, sglang]", "[]", 9, "a stack needs layers"),
+    ("{suite: bookworm}", "{suite: bookworm, snapshot: yesterday}", 7, "20261201T000000Z"),
+    ("targets: [cpu]", "apt: {torch: [gdb]}\ntargets: [cpu]", 8, "image 'torch' has no step that installs Debian"),
     ("targets: [cpu]", "targets: [sm12]", 8, "unknown GPU target 'sm12'"),
     ('python: "3.11"', "python: 3.11", 3, "write it in quotes"),
     ('python: "3.11"', 'python: "3"', 3, "a minor version of Python"),

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -288,19 +289,29 @@ def check_compiler(cuda: str, environment: Mapping[str, str]) -> Iterator[Differ
     if home is None:
         return
     nvcc = Path(home, "bin", "nvcc")
-    try:
-        text = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True).stdout
-        release = re.search(r"release (\d+\.\d+)", text)
-        version = release[1] if release else text.strip()
-    except (OSError, subprocess.CalledProcessError) as error:
-        version = str(error)
+    version = _release(str(nvcc))
     if version != cuda:
         yield Difference(f"{nvcc} is not the compiler of this stack", version, cuda,
                          "constrain nvidia-cuda-nvcc, nvidia-nvvm and nvidia-cuda-crt to the stack's CUDA")
+    first = shutil.which("nvcc", path=environment.get("PATH", ""))
+    if first is None or os.path.realpath(first) != os.path.realpath(nvcc):
+        yield Difference("PATH finds another nvcc than CUDA_HOME",
+                         f"{first} of CUDA {_release(first)}" if first else "none", f"{nvcc} of CUDA {cuda}",
+                         "put CUDA_HOME/bin before every folder with another nvcc on PATH")
     ptxas = environment.get("TRITON_PTXAS_PATH")
     if ptxas and not os.access(ptxas, os.X_OK):
         yield Difference("TRITON_PTXAS_PATH names no program", ptxas, "an assembler that knows the targets",
                          "take a base or wheels with ptxas")
+
+
+def _release(nvcc: str) -> str:
+    """The CUDA of a compiler, or why it does not tell."""
+    try:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        return str(error)
+    release = re.search(r"release (\d+\.\d+)", text)
+    return release[1] if release else text.strip()
 
 
 def check_ahead(found: Iterable[Found], targets: Iterable[str]) -> Iterator[Difference]:
@@ -351,6 +362,26 @@ def check_imports(own: Iterable[str], environment: Mapping[str, str]) -> Iterato
         if done.returncode:
             yield Difference(f"{module} cannot be imported", " / ".join(done.stderr.strip().splitlines()[-3:]),
                              "an import without a GPU", "run the same import in the image of the layer below")
+
+
+# --- Debian ----------------------------------------------------------------------------------------------------------
+
+
+def debian_installed(status: str) -> dict[str, str]:
+    """The installed packages of a dpkg status file: name -> version."""
+    found = {}
+    for stanza in status.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if re.match(r"[\w-]+: ", line))
+        if fields.get("Status", "").endswith(" installed"):
+            found[fields["Package"]] = fields["Version"]
+    return found
+
+
+def debian_drift(have: Mapping[str, str], locked: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Debian packages that are not those of the lock: name -> [locked, installed], "" for none."""
+    want = {name: text.split()[0] for packages in locked.values() for name, text in packages.items()}
+    return {name: [want.get(name, ""), have.get(name, "")] for name in sorted({*want, *have})
+            if want.get(name) != have.get(name)} if want else {}
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------
@@ -422,6 +453,17 @@ def main() -> int:
             wrong.append(Difference("torch cannot be imported", " / ".join(done.stderr.strip().splitlines()[-3:]),
                                     "an import without a GPU", "see the libraries above"))
     wrong += check_imports([name for name in own if name != "torch"], environment)
+    status = Path("/var/lib/dpkg/status")
+    system = debian_installed(status.read_text()) if status.is_file() else {}
+    drift = debian_drift(system, lock.get("debian", {}))
+    report["debian"] = {"installed": system, "drift": drift}
+    shown = ", ".join(f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in drift.items())
+    if drift and lock["base"].get("snapshot"):
+        wrong.append(Difference(f"{len(drift)} Debian packages are not those of the lock", shown,
+                                f"those of snapshot {lock['base']['snapshot']}",
+                                "`buildctl lock STACK --upgrade-debian`, or mend the snapshot mirror"))
+    elif drift:
+        print(f"guard: {len(drift)} Debian packages are not those of the lock, the mirror moved on: {shown}")
     if wrong:
         print(f"guard: image {image['image']} is not what its lock says", *wrong, sep="\n  ", file=sys.stderr)
         return 1

@@ -1,0 +1,117 @@
+"""An image of a registry as an OCI image layout on this disk, by digest: what a build without network stands on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+from buildctl.errors import ManifestError, NetworkError, Problem
+from buildctl.oci import Descriptor, Manifest
+from buildctl.reference import parse
+from buildctl.registry import Registry
+from buildctl.retry import Failed
+
+
+def path_of(folder: Path, digest: str) -> Path:
+    """Where the layout of an image lies in a folder that `buildctl fetch` fills."""
+    return folder / "base" / f"oci-{digest.removeprefix('sha256:')[:16]}"
+
+
+
+
+def save(image: str, digest: str, platform: str, path: Path) -> int:
+    """Save one platform of an image; blobs that are there are kept.
+
+    :param image: the image's name; the digest says what is taken.
+    :returns: bytes that were fetched.
+    :raises NetworkError: the registry does not answer, or gives something else than the digest.
+    :raises ManifestError: the image has no such platform.
+    """
+    parsed = parse(image)
+    fetched = 0
+    with Registry(parsed.registry) as registry:
+        top = _manifest(registry, parsed.repository, digest)
+        manifests = [top]
+        if top.children:
+            manifests.append(_manifest(registry, parsed.repository, _child(top, platform, image)))
+        for blob in manifests[-1].blobs:
+            fetched += _blob(registry, parsed.repository, blob, path)
+    for manifest in manifests:
+        _write(path, manifest.digest, manifest.body)
+    (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}\n')
+    # last: a layout without it is not whole
+    index = {"schemaVersion": 2, "manifests": [top.descriptor.as_dict()]}
+    partial = path / ".index.json"
+    partial.write_text(json.dumps(index) + "\n")
+    partial.replace(path / "index.json")
+    return fetched
+
+
+def _manifest(registry: Registry, repository: str, digest: str) -> Manifest:
+    found = registry.manifest(repository, digest)
+    if found is None:
+        raise NetworkError(Problem("the registry does not have the base any more", f"{registry.host}/{repository}",
+                                   found="no such digest", expected=digest,
+                                   todo="lock again, or fetch where a mirror still has it"))
+    _check(digest, hashlib.sha256(found.body).hexdigest(), repository)
+    return found
+
+
+def _child(top: Manifest, platform: str, image: str) -> str:
+    system, _, machine = platform.partition("/")
+    platforms = {}
+    for entry in top.content["manifests"]:
+        one = entry.get("platform", {})
+        platforms[f"{one.get('os')}/{one.get('architecture')}"] = str(entry["digest"])
+    if f"{system}/{machine}" not in platforms:
+        raise ManifestError(Problem("the base has no image for the stack's platform", image,
+                                    found=", ".join(sorted(platforms)), expected=platform,
+                                    todo="change 'base' or 'platform' of the stack"))
+    return platforms[f"{system}/{machine}"]
+
+
+def _blob(registry: Registry, repository: str, blob: Descriptor, path: Path) -> int:
+    """Fetch a blob unless it is there; a cut is tried again twice."""
+    target = _place(path, blob.digest)
+    if target.is_file() and target.stat().st_size == blob.size:
+        return 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(3):
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".fetching-", delete=False) as partial:
+            scratch = Path(partial.name)
+            try:
+                state = hashlib.sha256()
+                for chunk in registry.stream(repository, blob.digest):
+                    state.update(chunk)
+                    partial.write(chunk)
+                _check(blob.digest, state.hexdigest(), repository)
+                partial.flush()
+                scratch.replace(target)
+                return blob.size
+            except Failed as failed:
+                if attempt == 2:
+                    raise NetworkError(Problem("the registry keeps cutting a blob of the base", repository,
+                                               found=str(failed), expected=f"{blob.size} bytes of {blob.digest}",
+                                               todo="run the same command again: what is whole is kept")) from None
+            finally:
+                scratch.unlink(missing_ok=True)
+    raise AssertionError("unreachable")
+
+
+def _check(digest: str, found: str, repository: str) -> None:
+    if digest != f"sha256:{found}":
+        raise NetworkError(Problem("the registry gives something else than the digest names", repository,
+                                   found=f"sha256:{found}", expected=digest,
+                                   todo="run the same command again; distrust the registry or mirror when it stays so"))
+
+
+def _write(path: Path, digest: str, content: bytes) -> None:
+    target = _place(path, digest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+
+
+def _place(path: Path, digest: str) -> Path:
+    return path / "blobs" / "sha256" / digest.removeprefix("sha256:")
