@@ -95,8 +95,8 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     remove_images()
 
 
-def remove_images() -> None:
-    """Remove everything that stacks called `tiny` made, under whatever tags."""
-    made = docker("images", "--filter", "label=buildctl.stack=tiny", "--format", "{{.Repository}}:{{.Tag}}").split()
+def remove_images(stack: str = "tiny") -> None:
+    """Remove everything that stacks of a name made, under whatever tags."""
+    made = docker("images", "--filter", f"label=buildctl.stack={stack}", "--format", "{{.Repository}}:{{.Tag}}").split()
     if made:
         docker("rmi", "--force", *made, check=False)

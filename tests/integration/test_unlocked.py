@@ -67,22 +67,22 @@ def test_what_no_lock_holds_is_resolved_held_to_the_lock_and_recorded(demo_image
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "stacks"))
     stacks = project / "images" / "stacks"
     stacks.mkdir()
-    (stacks / "tiny.yaml").write_text(STACK.format(tag=f"{PREFIX}-unlocked", url=special.url))
+    (stacks / "open.yaml").write_text(STACK.format(tag=f"{PREFIX}-unlocked", url=special.url))
     # the parts that all stacks share, so that nothing but the two indexes is asked
     shared = locks.read(ROOT / "images" / "stacks" / "cpu-demo.lock", Project(ROOT))
-    (stacks / "tiny.lock").write_text(locks.dump(replace(shared, wheels=())))
+    (stacks / "open.lock").write_text(locks.dump(replace(shared, wheels=())))
     settings = {"UV_DEFAULT_INDEX": public.url, "PIP_INDEX_URL": public.url, "PIP_CONFIG_FILE": "/dev/null",
                 "PIP_TRUSTED_HOST": public.address}
     special.faults.update({"/simple/torch/": 503, "/simple/kernel/": 503})
-    locked = buildctl("lock", "tiny", "--json", cwd=project, UV_HTTP_RETRIES="0", **settings)
+    locked = buildctl("lock", "open", "--json", cwd=project, UV_HTTP_RETRIES="0", **settings)
     assert locked.code == 0, locked.err
     assert json.loads(locked.out)["unlocked"] == ["kernel==1.0 of index 'special'",
                                                   "torch==2.9.1+cpu of index 'special'"]
-    refused = buildctl("build", "--stack", "tiny", cwd=project, **settings)
+    refused = buildctl("build", "--stack", "open", cwd=project, **settings)
     assert (refused.code, "torch==2.9.1+cpu of index 'special'" in refused.err) == (3, True)
     special.faults.clear()
     try:
-        built = buildctl("build", "--stack", "tiny", "--allow-unlocked", "--progress", "plain", cwd=project, **settings)
+        built = buildctl("build", "--stack", "open", "--allow-unlocked", "--progress", "plain", cwd=project, **settings)
         assert built.code == 0, built.err
         image = f"sglang:0.5-{PREFIX}-unlocked"
         code = ("import importlib.metadata as m, json; "
@@ -100,7 +100,7 @@ def test_what_no_lock_holds_is_resolved_held_to_the_lock_and_recorded(demo_image
         facts = json.loads(docker("run", "--rm", "--entrypoint", "cat", image, "/etc/buildctl/image.json"))
         assert facts["unlocked"] == json.loads(locked.out)["unlocked"]
     finally:
-        remove_images()
+        remove_images("open")
 
 
 def sha(index: Index, name: str) -> str:

@@ -50,6 +50,7 @@ def test_four_images_each_with_its_report_of_the_guard(stack: Stack) -> None:
         assert report["packages"] == len(facts["packages"]) > packages
         assert set(report["driver"]) <= {"libcuda.so.1", "libnvidia-ml.so.1"}
         packages = report["packages"]
+        assert "libc6" in report["debian"]["installed"]
         if image == "torch":
             assert report["torch"]["cuda"] == "13.0"
             assert "sm_120" in report["torch"]["architectures"]

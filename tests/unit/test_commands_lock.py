@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from buildctl import cli
+from buildctl import cli, debian
 from buildctl import lock as locks
 from buildctl.lock import LockedBase, Unlocked
 from tests.unit.projects import STACK, ready
+
+#: a stack whose lock needs no source
+PLAIN = STACK.replace("patches:\n  sglang: sglang/0.5\n", "")
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,31 @@ def test_words_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(capsys, project.root, "lock", "small", "--exclude-newer", "long ago")[0] == 2
     code, _, err = run(capsys, project.root, "lock", "small", "--upgrade", "torhc")
     assert (code, "did you mean 'torch'?" in err) == (2, True)
+
+
+def test_a_lock_is_held_against_the_rules_before_it_is_written(tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    project, loaded, _ = ready(tmp_path, PLAIN)
+    code, out, err = run(capsys, project.root, "lock", "small")
+    before = locks.path_of(loaded).read_bytes()
+    assert code == 0
+    assert "cuda            0 wheels       0 B, 1 Debian packages" in out
+    assert "warning: images/stacks/small.yaml" in err  # what fits with a warning is written, and the warning shown
+    loaded.path.write_text(PLAIN + 'environment: {FLASHINFER_DISABLE_VERSION_CHECK: "1"}\n')
+    code, _, err = run(capsys, project.root, "lock", "small")
+    assert (code, locks.path_of(loaded).read_bytes()) == (4, before)
+    assert "FLASHINFER_DISABLE_VERSION_CHECK is set (rule bypass)" in err
+
+
+def test_a_lock_without_debian_packages_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    project, loaded, lock = ready(tmp_path, PLAIN)
+    locks.path_of(loaded).write_text(locks.dump(replace(lock, debian={})))
+    monkeypatch.setattr(debian, "available", lambda: False)
+    code, out, err = run(capsys, project.root, "lock", "small", "--json")
+    assert (code, json.loads(out)["debian"]) == (0, {})
+    assert "no versions of Debian packages: this machine has no apt-get" in err
+    assert run(capsys, project.root, "lock", "small", "--check", "--upgrade-debian")[0] == 2
 
 
 def test_a_lock_that_is_not_complete_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,7 @@ NO: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("nvcc", {"change": {"nvidia-cuda-nvcc": None}}, ("no compiler in the image", "no nvidia-cuda-nvcc in the lock")),
     ("cuda-home", {"environment": {"TRITON_PTXAS_PATH": "/x"}}, ("does not set CUDA_HOME",)),
     ("ptxas", {"environment": {"CUDA_HOME": "/x"}}, ("does not set TRITON_PTXAS_PATH", "sm_121a")),
+    ("ptxas", {"environment": {"CUDA_HOME": "/x"}, "targets": ("sm121",)}, ("does not set TRITON_PTXAS_PATH",)),
     # K1-4 (b)
     ("cuda-path", {"environment": {**HOMES, "PATH": "/usr/local/bin:/opt/cuda/bin"}},
      ("/opt/cuda/bin is not ahead", "PATH=/usr/local/bin:/opt/cuda/bin", "before /usr/local/bin", "nvcc 11.5")),

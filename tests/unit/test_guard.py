@@ -44,6 +44,7 @@ def text(differences: Iterable[Any]) -> str:
 
 
 def test_a_kernel_wheel_of_another_cuda_is_named_with_its_library_and_our_advice(library: Made) -> None:
+    """The wheel of the public index in a CUDA 13 image (user-reports K1-1)."""
     kernel = package("sgl-kernel", "0.3.21")
     found = [library(kernel, "sgl_kernel/common_ops.so", "libnvrtc.so.12", "libc.so.6")]
     said = text(guard.check_majors(found, "13.0", ()))
@@ -79,6 +80,7 @@ def test_names_and_labels_tell_the_cuda(name: str, version: str, wrong: bool) ->
 
 
 def test_the_trio_is_of_one_release() -> None:
+    """A cubin of the base layer stays behind (user-reports K2-2)."""
     def said(cuda: str | None = "13.0", **versions: str) -> str:
         return text(guard.check_trio([package(name.replace("_", "-"), version) for name, version in versions.items()],
                                      cuda))
@@ -141,6 +143,7 @@ def test_an_optional_library_may_lack_what_it_needs(library: Made) -> None:
 
 
 def test_a_driver_in_the_image_is_refused(library: Made) -> None:
+    """A compat folder hides the host's newer driver (user-reports K1-5)."""
     assert "libcuda.so.1 at /compat/libcuda.so.1" in text(
         guard.check_stubs([], loading.Loader({"libcuda.so.1": "/compat/libcuda.so.1"}, ())))
     found = [library(package("x"), "x.so", "libcuda.so.1", runpath="/usr/local/cuda/lib64/stubs")]
@@ -169,6 +172,7 @@ def test_changed_and_removed_files_are_named(tmp_path: Path) -> None:
 
 
 def test_two_owners_are_refused_unless_the_lock_knows_the_pair() -> None:
+    """Two wheels own one library (user-reports K2-6)."""
     path = Path("/site/build_backend.py")
     one, other = package("one", files={path: digest(b"1")}), package("other", files={path: digest(b"2")})
     shared = guard.shared_files([one, other])
@@ -186,6 +190,7 @@ def facts(cuda: str | None, *architectures: str) -> dict[str, Any]:
 
 
 def test_torch_has_the_stacks_cuda_and_targets() -> None:
+    """A build of another CUDA came in (user-reports K2-3, K2-5)."""
     assert list(guard.check_torch(facts("13.0", "sm_90", "sm_120"), "13.0", ["sm120"])) == []
     assert list(guard.check_torch(facts(None), None, ["cpu"])) == []
     said = text(guard.check_torch(facts("12.8", "sm_90"), "13.0", ["sm120"]))
