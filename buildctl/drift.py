@@ -21,15 +21,18 @@ class Reader(Protocol):
         """The content, None when the image or the file is not there."""
 
 
-def of(reader: Reader, images: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The drift of some images together, as their guards found it. Images that are not here tell nothing."""
+def of(reader: Reader, images: Iterable[str]) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """The drift of some images together, as their guards found it; and the images that are not here to be asked."""
     found: dict[str, tuple[str, str]] = {}
+    unseen = []
     for image in images:
         content = reader.file(image, REPORT)
-        report = json.loads(content) if content else {}
-        found.update({name: (locked, installed)
-                      for name, (locked, installed) in report.get("debian", {}).get("drift", {}).items()})
-    return dict(sorted(found.items()))
+        if content is None:
+            unseen.append(image)
+            continue
+        drift = json.loads(content).get("debian", {}).get("drift", {})
+        found.update({name: (locked, installed) for name, (locked, installed) in drift.items()})
+    return dict(sorted(found.items())), tuple(unseen)
 
 
 def lines(drift: Drift, stack: str) -> list[str]:
@@ -42,15 +45,20 @@ def lines(drift: Drift, stack: str) -> list[str]:
             "the stack keeps what it had"]
 
 
-def refuse(drift: Drift, stack: str) -> None:
-    """Refuse images that are not what the lock says.
+def refuse(drift: Drift, unseen: Iterable[str], stack: str) -> None:
+    """Refuse images that are not what the lock says, or that cannot be asked.
 
-    :raises AuditError: there is drift.
+    :raises AuditError: there is drift, or an image that is not here.
     """
+    problems = [Problem("the image cannot be asked for its Debian packages", image, found="not in this engine",
+                        expected="a built image in the engine", todo="leave out --strict with a builder that keeps no "
+                        "images, or build with the engine's own") for image in unseen]
     if drift:
-        raise AuditError(Problem(
+        problems.append(Problem(
             f"{len(drift)} Debian packages are not those of the lock", f"stack '{stack}'",
             found=", ".join(f"{name} {installed or 'none'}" for name, (_, installed) in drift.items()),
             expected=", ".join(f"{name} {locked or 'none'}" for name, (locked, _) in drift.items()),
             todo=f"`buildctl lock {stack} --upgrade-debian`, or 'snapshot' under base.bootstrap of the stack; without "
                  "--strict this is a warning"))
+    if problems:
+        raise AuditError(problems)

@@ -85,12 +85,13 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
                                    no_cache, cast(Mode, progress), bool(places), found_there)
         began = time.time()
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
-        drifted = drift.of(engine, (built.image.tags[1] for built in outcome.images if built.state != "published"))
+        finished = time.time()
+        drifted, unseen = drift.of(engine, (built.image.tags[1] for built in outcome.images
+                                            if built.state != "published"))
         if strict:
-            drift.refuse(drifted, stack_name)
+            drift.refuse(drifted, unseen, stack_name)
         if not as_json:
             _tell(outcome)
-        finished = time.time()
         for line in drift.lines(drifted, stack_name):
             _say(line)
         pushed = _publish(outcome, places, publisher, engine) if publisher else []
