@@ -231,6 +231,21 @@ def docker(*words: str) -> str:
     return timed(["docker", *words])[0]
 
 
+def ask(name: str, method: str, path: str) -> None:
+    """A request to the server, made inside its container; raises `Failed` for any status but 200."""
+    docker("exec", name, "/opt/entrypoint/venv/bin/python", "-c", "import sys, urllib.request as u; "
+           "u.urlopen(u.Request('http://127.0.0.1:30000' + sys.argv[2], method=sys.argv[1]))", method, path)
+
+
+def wait_until_it_serves(name: str) -> None:
+    """Until the server completes a prompt; raises `Failed` with its log when the container ends."""
+    while "true" in docker("inspect", "--format", "{{.State.Running}}", name):
+        with contextlib.suppress(Failed):
+            return ask(name, "GET", "/health_generate")
+        time.sleep(2)
+    raise Failed(docker("logs", name)[-2000:])
+
+
 def against_real(options: argparse.Namespace) -> None:
     """Ours and `sglang.bench_serving` in turns on the same prompts, inside the container of one real server."""
     name = f"clients-{os.getpid()}"
@@ -245,15 +260,11 @@ def against_real(options: argparse.Namespace) -> None:
                options.image, "serve", "--model", "/models/target", *(
                    ["--draft", "/models/draft", "--serve-arm", "eagle3"] if options.eagle3 else []))
         try:
-            while (state := docker("inspect", "--format", "{{.State.Health.Status}}", name).strip()) != "healthy":
-                if state == "unhealthy" or "true" not in docker("inspect", "--format", "{{.State.Running}}", name):
-                    raise Failed(docker("logs", name)[-2000:])
-                time.sleep(2)
+            wait_until_it_serves(name)
             size = (30000, options.concurrency, options.count, options.tokens)
 
             def flush() -> None:
-                docker("exec", name, "/opt/entrypoint/venv/bin/python", "-c", "import urllib.request as u; "
-                       "u.urlopen(u.Request('http://127.0.0.1:30000/flush_cache', method='POST'))")
+                ask(name, "POST", "/flush_cache")
 
             def mine() -> Seen:
                 out = docker("exec", "-e", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python",
