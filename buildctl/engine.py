@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _ERRORS: Mapping[Cause, type[BuildctlError]] = {
     Cause.STEP: BuildError, Cause.DEFINITION: BuildError, Cause.DISK: ResourceError, Cause.MEMORY: ResourceError,
-    Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.REFUSED: AuthError, Cause.ENGINE: EngineError}
+    Cause.BASE: BuildError, Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.REFUSED: AuthError,
+    Cause.ENGINE: EngineError}
 _HINT = "start it (`make engine` installs and starts one on Debian and Ubuntu), or set DOCKER_HOST"
 #: how long buildx may take to clean up after an interrupt, in seconds
 _GRACE = 15.0

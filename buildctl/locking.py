@@ -328,15 +328,23 @@ def _debian(stack: Stack, base: LockedBase, before: Lock | None, inputs: dict[st
 
 
 def _digest(image: str) -> str:
-    """The digest of the base for the stack's platform, asked of its registry."""
+    """The digest of the base for the stack's platform, asked of its registry; a name without one is Docker Hub's."""
     parsed = reference.parse(image)
     if parsed.digest:
         return parsed.digest
-    with Registry(parsed.registry, policy=Policy(attempts=2), timeout=20) as registry:
-        found = registry.head(parsed.repository, parsed.tag or "latest")
+    host, repository = parsed.registry or reference.DOCKER_HUB, parsed.repository
+    if host == reference.DOCKER_HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    try:
+        with Registry(host, policy=Policy(attempts=2), timeout=20) as registry:
+            found = registry.head(repository, parsed.tag or "latest")
+    except BuildctlError as error:
+        todo = (f"log in (`docker login {host}`), name a mirror of it as 'base' in the stack, or take one that "
+                "needs no registry: `--base bootstrap`")
+        raise type(error)(replace(problem, where=image, todo=todo) for problem in error.problems) from None
     if found is None:
-        raise NetworkError(Problem("the registry does not have the base", image,
-                                   todo="check the name and tag of 'base' in the stack"))
+        raise ManifestError(Problem("the registry does not have the base", image, "404 from " + host,
+                                    "a tag that is still there", "name another one as 'base' in the stack"))
     return found.digest
 
 

@@ -61,6 +61,7 @@ class Cause(Enum):
     NETWORK = "network"
     AUTH = "auth"
     REFUSED = "refused"
+    BASE = "base"
     ENGINE = "engine"
     DEFINITION = "definition"
 
@@ -479,6 +480,7 @@ def _excerpt(lines: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 _DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _AUTH = re.compile(r"\b401\b|\b403\b|unauthorized|authorization failed|authentication required|access denied|"
                    r"requested access to the resource is denied", re.IGNORECASE)
+_GONE = re.compile(r"\S@sha256:[0-9a-f]{64}: not found$")
 _NETWORK = re.compile(r"dial tcp|no such host|i/o timeout|connection re(?:fused|set)|TLS handshake|unexpected EOF|"
                       r"temporary failure in name resolution|failed to establish a new connection|"
                       r"could not resolve host|(?:read|connect|connection|operation) timed out|"
@@ -495,6 +497,8 @@ _TODO = {
     Cause.AUTH: "log in to the registry that the message names (docker login), then build again",
     Cause.REFUSED: "repeating does not help: see what the registry says (limits of size and name, its own and those of "
                    "proxies in front of it)",
+    Cause.BASE: "the registry no longer has this image: name another base in the stack and lock again; where it is a "
+                "stage of ours, build once more",
     Cause.ENGINE: "see that the engine or builder runs (docker info, docker buildx ls), then build again",
     Cause.DEFINITION: "repair the composed Dockerfile's source: the fragment or the stack",
 }
@@ -511,6 +515,8 @@ def _cause(kind: Kind | None, message: str, log: tuple[str, ...]) -> Cause:
         found = _PUSHED.get(fault.of_engine(message).kind)
         if found is not None:
             return found
+    if kind is not Kind.INSTRUCTION and _GONE.search(message):
+        return Cause.BASE
     if kind is Kind.INTERNAL and message == "context deadline exceeded":  # waiting for connection
         return Cause.ENGINE
     if _DISK.search(text):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,26 @@ def test_a_remote_builder_pushes_by_itself(small: Path, builder: dict[str, str],
     refused = buildctl("results", name, DOCKER_HOST="unix:///nowhere")
     assert refused.code == 10
     assert "TLS" in refused.err
+
+
+def test_two_runners_build_and_push_one_stack_at_once(small: Path, builder: dict[str, str], second: SecondEngine,
+                                                      proxy: FaultProxy, tmp_path: Path) -> None:
+    """One by an engine, one by a builder that pushes itself; both succeed, and the registry has one image."""
+    other = shutil.copytree(small, tmp_path / "other")
+    words = [sys.executable, "-m", "buildctl", "build", "--stack", "tiny", "--json", "--push", f"{proxy.host}/team"]
+    processes = [subprocess.Popen([*words, *more], cwd=folder, env={**os.environ, **builder}, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                 for folder, more in ((small, []), (other, ["--builder", BUILDER]))]
+    told = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    images = [json.loads(out)["images"][0] for out, _ in told]
+    version, key = images[0]["tags"]
+    assert images[1]["tags"] == [version, key]
+    assert digest(proxy, key) in {image["digest"] for image in images}
+    with Registry(proxy.upstream, plain_http=True) as client:
+        manifest = client.manifest("team/cuda", version.partition(":")[2])
+        assert manifest is not None
+        assert key_of(client, "team/cuda", manifest) == images[0]["key"]
 
 
 def test_a_builders_login_is_this_machines(small: Path, builder: dict[str, str], second: SecondEngine,

@@ -311,8 +311,9 @@ def test_a_base_that_no_registry_gives(world: World, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Registry, "head", nobody)
     assert world.make(base="auto").lock.base.source == "bootstrap"
-    with pytest.raises(NetworkError):
+    with pytest.raises(NetworkError, match=r"docker login docker\.io") as error:
         world.make(base="registry")
+    assert error.value.problems[0].where == "debian:bookworm-slim"
     world.edit("\n  bootstrap: {suite: bookworm}", "")
     lock = world.write(base="auto")
     assert (lock.base, lock.open_ends) == (LockedBase("registry", image="debian:bookworm-slim"),
@@ -325,13 +326,20 @@ def test_a_base_from_a_registry(world: World, monkeypatch: pytest.MonkeyPatch) -
     class Found:
         digest = "sha256:" + "12" * 32
 
-    monkeypatch.setattr(Registry, "head", lambda *_: Found)
+    asked: list[str] = []
+
+    def head(registry: Registry, repository: str, tag: str) -> type[Found]:
+        asked.append(f"{registry.base} {repository}:{tag}")
+        return Found
+
+    monkeypatch.setattr(Registry, "head", head)
     lock = world.write(base="auto")
+    assert asked == ["https://registry-1.docker.io library/debian:bookworm-slim"]
     assert lock.base == LockedBase("registry", image="debian:bookworm-slim", digest=Found.digest)
     monkeypatch.setattr(Registry, "head", lambda *_: None)
     assert world.make(base="auto").lock.base == lock.base
     locks.path_of(world.stack).unlink()
-    with pytest.raises(NetworkError, match="does not have the base"):
+    with pytest.raises(ManifestError, match="does not have the base"):
         world.make(base="registry")
     world.edit("image: debian:bookworm-slim", f"image: debian@{Found.digest}")
     assert world.make(base="registry").lock.base.digest == Found.digest
