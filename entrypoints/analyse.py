@@ -30,6 +30,8 @@ GARBAGE_SHARE = 0.05
 #: sign-flip over more pairs than this is sampled instead of enumerated
 EXACT_PAIRS = 16
 SHORT_ANSWER = 256
+#: a wait between arrival and sending that a reader of an open-loop run should know, ms
+QUEUED_MS = 50.0
 NO_FLOOR = "so few pairs give a verdict only against a noise floor of this machine, and none is kept"
 ABOVE_FLOOR = "the pairs differ by more than the noise floor of this machine explains: it is not as quiet as then"
 #: level of the test whether a run is noisier than the noise floor that it leans on
@@ -477,9 +479,14 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
                           f"{bad[0]['prompt_id']} {equivalence.garbage(bad[0]['output_ids'])}")
         elif bad:
             notes.append(f"{name}: {len(bad)} of {len(mine)} answers look like garbage")
-        if lengths[name] < SHORT_ANSWER:
-            notes.append(f"{name}: answers of {lengths[name]:.0f} tokens are short, {SHORT_ANSWER} are wanted: the "
-                         "last verify round is cut, which makes the rate a little wrong")
+    short = [f"{name} {value:.0f}" for name, value in lengths.items() if value < SHORT_ANSWER]
+    if short:
+        notes.append(f"short answers ({', '.join(short)} tokens; {SHORT_ANSWER} are wanted): the last verify round is "
+                     "cut, which makes the rate a little wrong")
+    waits = [one["client"]["queue_ms_p99"] or 0.0 for block in blocks for one in block.get("passes") or []]
+    if plan.get("rate") and max(waits, default=0.0) > QUEUED_MS:
+        notes.append(f"requests waited up to {max(waits):.0f} ms (p99) in the client after their arrival, because only "
+                     f"{max(plan['load_points'])} may be in flight; times to first token begin at the sending")
     for claim in evidence:
         if claim.get("required") and claim.get("state") != "active":
             causes.append(f"required evidence: {claim['claim']} is {claim['state']}"

@@ -68,7 +68,7 @@ def about(result: Result) -> str:
     text = (f"Run `{result['run_id']}`: {_count(pairs, 'pair')} of server starts ({_count(valid, 'valid start')}), "
             f"{_count(plan['prompts']['count'], 'prompt')}, {_count(plan['passes'], 'pass')}, "
             f"at most {plan['max_tokens']} tokens, "
-            f"greedy, concurrency {', '.join(map(str, plan['load_points']))}. "
+            f"greedy, {_load(plan)}. "
             f"Margin of equivalence {100 * plan['margin']:g} %.")
     if selection := plan.get("selection"):
         listed = ", ".join(f"{row['arm']} {number(row['tok_s'], 1)} tok/s" for row in selection["table"])
@@ -78,6 +78,13 @@ def about(result: Result) -> str:
         text += (f" With {_count(pairs, 'pair')} only a large effect shows; `--effort standard` measures until the "
                  "answer holds.")
     return text
+
+
+def _load(plan: Result) -> str:
+    points = ", ".join(map(str, plan["load_points"]))
+    if plan.get("rate"):
+        return f"{plan['rate']:g} random arrivals a second with at most {points} in flight"
+    return f"concurrency {points}"
 
 
 def _count(number_of: int, noun: str) -> str:

@@ -274,3 +274,21 @@ def test_too_few_prompts_for_a_load_point_are_told() -> None:
     plan["load_points"] = [1, 32]
     notes = analyse.analyse(plan, blocks, rows)["verdict"]["reasons"]
     assert any(note.startswith("concurrency 32 with 48 prompts") for note in notes)
+
+
+def test_a_wait_in_the_client_is_told_in_an_open_loop_run_only() -> None:
+    plan, blocks, rows = builders.run(1.2)
+    blocks[0]["passes"] = [{"duration_s": 1.0, "client": {"queue_ms_p99": 80.0}}]
+    assert not any("in the client" in note for note in analyse.analyse(plan, blocks, rows)["verdict"]["reasons"])
+    plan["rate"] = 2.0
+    notes = analyse.analyse(plan, blocks, rows)["verdict"]["reasons"]
+    assert any(note.startswith("requests waited up to 80 ms (p99) in the client") for note in notes)
+
+
+def test_short_answers_are_one_note_for_all_arms() -> None:
+    plan, blocks, rows = builders.run(1.2)
+    for row in rows:
+        row["n_tokens_server"] = 128
+    notes = [note for note in analyse.analyse(plan, blocks, rows)["verdict"]["reasons"] if "short answers" in note]
+    assert notes == ["short answers (baseline 128, eagle3 128 tokens; 256 are wanted): the last verify round is cut, "
+                     "which makes the rate a little wrong"]

@@ -416,6 +416,7 @@ def test_a_cache_that_cannot_be_flushed_and_was_cold_is_said_and_spoils_nothing(
 def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Bench) -> None:
     _, result = bench.go(BASE | FAST, SPEC | FAST, pairs=1, concurrency=(4,), rate=40.0, long_context=300)
     assert result["plan"]["rate"] == 40.0
+    assert "greedy, 40 random arrivals a second with at most 4 in flight" in bench.out.getvalue()
     assert result["plan"]["prompts"]["strata"]["long"] == 1
     assert result["arms"]["baseline"]["load_points"]["4"]["requests"] == 5
     assert result["verdict"]["invalid_causes"] == []
