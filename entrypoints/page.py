@@ -17,7 +17,7 @@ STYLE = """
 @media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e9ee;--soft:#9aa5b3;--line:#3a424c;--card:#1d2228;
 --one:#93a0b0;--two:#5aa9f5;--three:#e58d55;--four:#b094ee;--shade:#2b3a26;--win:#4cc26a;--loss:#f2837b;--other:#d9b949}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif}
+body{margin:0 auto;max-width:72rem;padding:1rem;background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif}
 h1{font-size:1.35rem;line-height:1.3;border-left:.4rem solid var(--mark);padding-left:.8rem;margin:.5rem 0 1rem}
 h2{font-size:1.1rem;margin:2rem 0 .5rem}
 .win{--mark:var(--win)}.loss{--mark:var(--loss)}.equivalent,.inconclusive,.invalid{--mark:var(--other)}
@@ -33,7 +33,7 @@ polyline{fill:none;stroke-width:1.8}.curve0{stroke:var(--one)}.curve1{stroke:var
 .curve3{stroke:var(--four)}line.curve0,line.curve1,line.curve2,line.curve3{stroke-width:2.5}
 .starting{fill:var(--line)}.warming{fill:var(--three)}.measuring{fill:var(--two)}.stopping{fill:var(--one)}
 .spoilt{fill:var(--loss)}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto}.scroll+.scroll{margin-top:1.2rem}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,10rem),1fr));gap:.75rem;margin:1rem 0}
 .tiles div{background:var(--card);border-radius:.5rem;padding:.6rem .75rem;overflow-wrap:anywhere}
 .tiles span{display:block;color:var(--soft);font-size:.85rem}.tiles strong{display:block;font-size:1.25rem}

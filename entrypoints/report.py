@@ -134,18 +134,20 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
 
 def comparison_rows(result: Result) -> Rows:
     """One row for each candidate and load point."""
-    return ("candidate", "concurrency", "pairs", "ratio", "interval (these prompts)", "95 % (prompts like these)",
-            "p (t)", "p (sign flip)", "smallest visible %", "verdict"), [
-        (one["candidate"], one["concurrency"], one["pairs"], number(one["ratio"], 4), interval(one.get("ci")),
-         interval(one.get("ci95_general")), number(one.get("p_t"), 4), number(one.get("p_signflip"), 4),
-         number(one.get("mde_pct"), 1), one["verdict"]) for one in result["comparison"]]
+    return ("candidate", "concurrency", "pairs", "ratio", "verdict", "interval (these prompts)",
+            "95 % (prompts like these)", "p (t)", "p (sign flip)", "smallest visible %"), [
+        (one["candidate"], one["concurrency"], one["pairs"], number(one["ratio"], 4), one["verdict"],
+         interval(one.get("ci")), interval(one.get("ci95_general")), number(one.get("p_t"), 4),
+         number(one.get("p_signflip"), 4), number(one.get("mde_pct"), 1)) for one in result["comparison"]]
 
 
 def strata_rows(result: Result) -> Rows:
-    """Ratios within each kind of prompt."""
+    """Ratios within each kind of prompt; those of a control say nothing about prompts."""
+    controls = {name for name, arm in result["arms"].items() if arm.get("control")}
     return ("candidate", "concurrency", "stratum", "ratio", "95 % (descriptive)", "prompts"), [
         (one["candidate"], one["concurrency"], name, number(part["ratio"], 4), interval(part["ci95"]), part["prompts"])
-        for one in result["comparison"] for name, part in one.get("strata", {}).items()]
+        for one in result["comparison"] if one["candidate"] not in controls
+        for name, part in one.get("strata", {}).items()]
 
 
 def noise_floor(result: Result) -> str:
