@@ -101,3 +101,29 @@ def tuning(environment: Mapping[str, str]) -> dict[str, str]:
     """What of a server's environment belongs to a measurement: settings of its libraries; no folders, no secrets."""
     return {name: "***" if any(word in name for word in _SECRET) else value
             for name, value in sorted(environment.items()) if name.startswith(_TUNING) and name not in CACHES}
+
+
+#: flags whose values are secrets
+SECRET_FLAGS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password", "watermark-key", "watermark-key-b"})
+#: stands for a secret in everything that is shown or written
+HIDDEN = "***"
+
+
+def mask(argv: Iterable[str]) -> list[str]:
+    """The command line for people and files: values of flags that are secrets become ***."""
+    shown: list[str] = []
+    hide = False
+    for word in argv:
+        name, given, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
+        secret = name.replace("_", "-") in SECRET_FLAGS
+        shown.append(HIDDEN if hide and not name else f"--{name}={HIDDEN}" if secret and given else word)
+        hide = secret and not given
+    return shown
+
+
+def secrets(argv: Iterable[str]) -> tuple[str, ...]:
+    """The secrets in a command line, to be hidden where the server repeats them; less than 4 letters are none."""
+    words = list(argv)
+    found = [word.partition("=")[2] if shown.startswith("--") else word
+             for word, shown in zip(words, mask(words), strict=True) if word != shown]
+    return tuple(one for one in found if len(one) >= 4)

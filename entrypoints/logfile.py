@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -13,6 +14,8 @@ from typing import IO
 TAIL_LINES = 25
 #: one line is cut here: SGLang prints its whole configuration in one
 LINE_LIMIT = 2000
+#: bytes of an unfinished line that are held back when secrets are to be hidden
+HELD = 65536
 #: lines kept from each end of a log that is passed through
 KEPT_LINES = 2000
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Timeout|Fault)\b.*")
@@ -20,10 +23,14 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LogFile:
-    """Reads a file that another process appends to. Never raises for a file that is not there yet."""
+    """Reads a file that another process appends to. Never raises for a file that is not there yet.
 
-    def __init__(self, path: Path) -> None:
+    SGLang writes its whole configuration there, keys included: `secrets` are blanked, in the file too, as it is read.
+    """
+
+    def __init__(self, path: Path, secrets: Iterable[str] = ()) -> None:
         self.path = path
+        self._secrets = tuple(one.encode() for one in secrets)
         self.lines: list[str] = []
         self.dropped = 0
         self._offset = 0
@@ -36,7 +43,11 @@ class LogFile:
 
     def new_lines(self) -> Sequence[str]:
         """Complete lines since the last call; progress bars (`\\r`) count as lines."""
-        *whole, self._rest = (self._rest + self._read()).replace(b"\r", b"\n").split(b"\n")
+        start = self._offset - len(self._rest)
+        data = self._rest + self._read()
+        if (shown := self._blank(data)) != data:
+            self._rewrite(start, shown)
+        *whole, self._rest = shown.replace(b"\r", b"\n").split(b"\n")
         fresh = [clean(line.decode("utf-8", "replace")) for line in whole if line.strip()]
         self.lines += fresh
         return fresh
@@ -58,6 +69,19 @@ class LogFile:
 
     def close(self) -> None:
         """Nothing more will come."""
+        self.new_lines()
+
+    def _blank(self, data: bytes) -> bytes:
+        """The same length, so that nothing moves."""
+        for one in self._secrets:
+            data = data.replace(one, b"*" * len(one))
+        return data
+
+    def _rewrite(self, start: int, data: bytes) -> None:
+        """In place; whoever writes goes on behind it."""
+        with contextlib.suppress(OSError), self.path.open("r+b") as file:
+            file.seek(start)
+            file.write(data)
 
     def _read(self) -> bytes:
         try:
@@ -75,8 +99,8 @@ class LogFile:
 class PassThrough(LogFile):
     """Copies the log to our stdout as it comes; keeps its beginning and its end, as a server may run for weeks."""
 
-    def __init__(self, target: int = 1) -> None:
-        super().__init__(Path("stdout"))
+    def __init__(self, secrets: Iterable[str] = (), target: int = 1) -> None:
+        super().__init__(Path("stdout"), secrets)
         self._target = target
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -103,15 +127,28 @@ class PassThrough(LogFile):
             self._thread.join(1.0)
 
     def _copy(self, reading: int) -> None:
+        rest = b""
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while data := pipe.read(65536):
-                self._queue.put(data)
-                view = memoryview(data)
-                while view:
-                    try:
-                        view = view[os.write(self._target, view):]
-                    except OSError:  # whoever read our stdout is gone; the server must not block on it
-                        break
+                if self._secrets:  # whole lines only: a secret may come in two pieces
+                    data = rest + data
+                    cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+                    cut = cut or (len(data) if len(data) > HELD else 0)
+                    data, rest = self._blank(data[:cut]), data[cut:]
+                self._forward(data)
+        self._forward(self._blank(rest))
+
+    def _forward(self, data: bytes) -> None:
+        self._queue.put(data)
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._target, view):]
+            except OSError:  # whoever read our stdout is gone; the server must not block on it
+                break
+
+    def _rewrite(self, start: int, data: bytes) -> None:
+        """Nothing: what reaches us was blanked before."""
 
     def _read(self) -> bytes:
         parts = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints.command import given_flags, server_argv
+from entrypoints.command import HIDDEN, SECRET_FLAGS, given_flags, mask, server_argv
 from entrypoints.errors import BadConfig, Invalid, Problem, Usage
 from entrypoints.image import Flags, Image, Scalar
 from entrypoints.noise import CONTROL, CONTROL_PAIRS, FEW_PAIRS
@@ -44,8 +44,6 @@ REMEDIES: Mapping[str, str] = {
 #: requests in flight of the task check; greedy, so that only rounding depends on it
 TASK_CONCURRENCY = 16
 PORT = "{port}"
-#: stands for a secret in every file
-HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -345,21 +343,6 @@ def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, r
 def _same(arm: Arm, base: Arm) -> bool:
     """An arm with the baseline's flags under another name is a control: it shows the noise floor (A/A)."""
     return arm.name != base.name and flags_of(arm.argv) == flags_of(base.argv)
-
-
-SECRET_FLAGS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password", "watermark-key", "watermark-key-b"})
-
-
-def mask(argv: Sequence[str]) -> list[str]:
-    """The command line for files: values of flags that are secrets become ***."""
-    shown: list[str] = []
-    hide = False
-    for word in argv:
-        name, given, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
-        secret = name.replace("_", "-") in SECRET_FLAGS
-        shown.append(HIDDEN if hide and not name else f"--{name}={HIDDEN}" if secret and given else word)
-        hide = secret and not given
-    return shown
 
 
 def digest(document: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from entrypoints import (
     telemetry,
 )
 from entrypoints.check import tensor_parallel
-from entrypoints.command import server_environment, tuning
+from entrypoints.command import HIDDEN, mask, server_environment, tuning
 from entrypoints.errors import (
     VERDICT_CODES,
     BadConfig,
@@ -218,7 +218,7 @@ class Runner:
         self.context = {
             "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
             "settings": [list(row) for row in dataclasses.replace(
-                self.settings, extra=tuple(plan.mask(self.settings.extra))).shown()],
+                self.settings, extra=tuple(mask(self.settings.extra))).shown()],
             "values": _values(self.settings),
             "machine": telemetry.describe(), "software": {"image": document["image"]}, "resolved_server_args": {},
             "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
@@ -533,8 +533,8 @@ def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
     for name in ("resume", "api_key", "json", "exit_zero_on_valid", "stall_seconds", "ready_seconds",
                  "deadline_seconds", "grace_seconds", "cache"):
         values[name] = getattr(now, name)
-    if plan.HIDDEN in " ".join(values.get("extra", ())):
-        if tuple(plan.mask(now.extra)) != values["extra"]:
+    if HIDDEN in " ".join(values.get("extra", ())):
+        if tuple(mask(now.extra)) != values["extra"]:
             raise BadConfig(Problem(what="the run had a secret among its server flags, which is not kept",
                                     where="--resume", expected=" ".join(values["extra"]),
                                     todo="give the same words after -- again"))
@@ -547,7 +547,7 @@ def _values(settings: Settings) -> dict[str, Any]:
     """The settings for `--resume`, without secrets."""
     hidden = {"sources", "api_key", "resume"}
     values = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name not in hidden}
-    return {**values, "extra": plan.mask(settings.extra)}
+    return {**values, "extra": mask(settings.extra)}
 
 
 class _Pulse:

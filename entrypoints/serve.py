@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoints import health, probe, version
-from entrypoints.command import given_flags, server_argv, server_environment
+from entrypoints.command import given_flags, mask, secrets, server_argv, server_environment
 from entrypoints.errors import BadConfig, CannotWrite, Problem
 from entrypoints.image import Image
 from entrypoints.logfile import PassThrough
@@ -39,7 +39,7 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
     port = int(said["port"])
     launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=port)
     print(f"entrypoint: {' '.join(mask(argv))}", file=sys.stderr, flush=True)
-    server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough(),
+    server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough(secrets(argv)),
                     patience=RELEASE)
     server.start()
     try:
@@ -107,15 +107,6 @@ def prepare_cache(folder: Path) -> None:
         raise CannotWrite(Problem(what="the cache folder cannot be written", where=str(folder),
                                   found=f"{error.strerror} (user {os.getuid()})", expected="a writable volume",
                                   todo="-v NAME:/cache with an owner of that uid, or --cache FOLDER")) from error
-
-
-def mask(argv: tuple[str, ...]) -> list[str]:
-    """The command line without secrets."""
-    shown: list[str] = []
-    for word in argv:
-        hidden = shown and shown[-1] in {"--api-key", "--admin-api-key"}
-        shown.append("***" if hidden else word)
-    return shown
 
 
 def _can_be_asked(said: Mapping[str, object]) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from entrypoints import faults, gpu, processes, signals
+from entrypoints.command import secrets
 from entrypoints.errors import BadConfig, Busy, Diagnosis, Problem, ServerDied
 from entrypoints.logfile import LogFile, tail
 from entrypoints.processes import Process
@@ -136,7 +137,7 @@ class Server:
         self.launch = launch
         self.grace = grace
         self.version = version
-        self.log = log or LogFile(launch.log)
+        self.log = log or LogFile(launch.log, secrets(launch.argv))
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.started = 0.0
         #: whether a fatal log line may be disbelieved; it is asked only while all processes live

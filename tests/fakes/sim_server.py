@@ -243,6 +243,7 @@ async def main() -> None:
     flags = parse_flags(sys.argv[1:])
     config = json.loads(Path(os.environ["SIM_SERVER"]).read_text())
     sim = Sim(config, flags)
+    print(f"server_args={flags}", flush=True)
     for line in sim.arm.get("log", []):
         print(line, flush=True)
     if sim.arm.get("ignore_term"):

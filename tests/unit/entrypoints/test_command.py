@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrypoints.command import CACHES, flag_argv, given_flags, server_argv, server_environment, tuning
+from entrypoints.command import CACHES, flag_argv, given_flags, mask, secrets, server_argv, server_environment, tuning
 from entrypoints.image import load
 from tests.unit.entrypoints.image import write
 
@@ -57,3 +57,10 @@ def test_what_of_the_environment_belongs_to_a_measurement() -> None:
     assert tuning({"NCCL_P2P_DISABLE": "1", "PATH": "/bin", "HOME": "/h", "TRITON_CACHE_DIR": "/cache/x/triton",
                    "SGLANG_ADMIN_API_KEY": "sesame", "CUDA_VISIBLE_DEVICES": "0,1"}) == {
         "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_P2P_DISABLE": "1", "SGLANG_ADMIN_API_KEY": "***"}
+
+
+def test_secrets_in_a_command_line() -> None:
+    assert mask(("--api-key", "x", "--tp", "2")) == ["--api-key", "***", "--tp", "2"]
+    assert mask(("--admin-api-key=x", "y", "--flag")) == ["--admin-api-key=***", "y", "--flag"]
+    assert secrets(("--api-key", "sesame", "--admin-api-key=open=it", "--tp", "2")) == ("sesame", "open=it")
+    assert secrets(("--api-key", "abc", "--x")) == (), "so short a word is everywhere"

@@ -42,7 +42,7 @@ def test_the_tail() -> None:
 
 def test_a_passed_through_log_is_copied_and_its_middle_dropped() -> None:
     reading, writing = os.pipe()
-    log = PassThrough(writing)
+    log = PassThrough(target=writing)
     with log.writer() as pipe:
         for number in range(2 * logfile.KEPT_LINES + 500):
             pipe.write(b"line %d\n" % number)
@@ -67,7 +67,7 @@ def test_a_passed_through_log_is_copied_and_its_middle_dropped() -> None:
 def test_nobody_reads_our_stdout_any_more() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    log = PassThrough(writing)
+    log = PassThrough(target=writing)
     with log.writer() as pipe:
         pipe.write(b"kept\n")
     while not log.total:
@@ -75,3 +75,34 @@ def test_nobody_reads_our_stdout_any_more() -> None:
     log.close()
     os.close(writing)
     assert log.lines == ["kept"]
+
+
+def test_secrets_are_blanked_in_the_file_and_in_memory(tmp_path: Path) -> None:
+    """SGLang writes `server_args={..., 'api_key': ...}` into its log."""
+    log = LogFile(tmp_path / "server.log", ["sesame"])
+    with log.writer() as file:
+        file.write(b"args api_key='ses")
+        file.flush()
+        assert log.new_lines() == []
+        file.write(b"ame', x\nmore\n")
+        file.flush()
+        assert log.new_lines() == ["args api_key='******', x", "more"]
+        file.write(b"again sesame")
+        file.flush()
+        log.close()
+    assert (tmp_path / "server.log").read_bytes() == b"args api_key='******', x\nmore\nagain ******"
+    assert log.everything() == ["args api_key='******', x", "more", "again ******"]
+
+
+def test_secrets_are_blanked_before_they_are_passed_through() -> None:
+    reading, writing = os.pipe()
+    log = PassThrough(["sesame"], writing)
+    with log.writer() as pipe:
+        for part in (b"first\napi_key='ses", b"ame'\nprogress\r", b"end sesame"):
+            pipe.write(part)
+            pipe.flush()
+    log.close()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as passed:
+        assert passed.read() == b"first\napi_key='******'\nprogress\rend ******"
+    assert log.everything() == ["first", "api_key='******'", "progress", "end ******"]

@@ -457,3 +457,4 @@ def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(
         run.benchmark(bench.settings(resume=str(folder)), built, environ={}, out=bench.out, err=bench.err)
     run.benchmark(bench.settings(resume=str(folder), extra=words), built, environ={}, out=bench.out, err=bench.err)
     assert bench.result()["status"] == "complete"
+    assert not [file.name for file in folder.iterdir() if b"hunter2" in file.read_bytes()], "nor the server's own log"
