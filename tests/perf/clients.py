@@ -6,8 +6,8 @@
 IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs in it. FOLDER holds `target`, made by
 `make demo-model`. The other clients are programs of virtual environments of their own; none is a dependency of ours.
 
-CPU of a client is user and system time of all its processes, less that of a run with a single short request: imports
-and start are no cost of a token.
+CPU per token is what the event loop's run took in the clients of one process, so that imports are no part of it; for
+guidellm, which has several, all their CPU time less that of a run with a single short request.
 """
 
 from __future__ import annotations
@@ -34,13 +34,22 @@ ROOT = Path(__file__).parents[2]
 #: streams to seconds between the chunks of one (500 to 1,000 chunks per second in all), tokens of a request, and
 #: requests per stream. Short requests: the text in each chunk is the whole one so far
 LOADS = {1: (0.002, 128, 40), 16: (0.016, 128, 5), 64: (0.064, 64, 3), 256: (0.256, 32, 2)}
-#: sglang.bench_serving imports it for a data set that is not used here
-DATASETS = "def load_dataset(*words, **more): raise RuntimeError('not here')\n"
 CPU_LINE = "CPU-SECONDS"
-#: runs its words and says what CPU time they took
-TIMED = ("import resource,subprocess,sys\ndone=subprocess.run(sys.argv[1:])\n"
-         "used=resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-         f"print('{CPU_LINE}', used.ru_utime+used.ru_stime)\nsys.exit(done.returncode)")
+#: sglang.bench_serving imports a module of this name for a data set that is not used here; this one also says what CPU
+#: time its event loop took
+DATASETS = f"""
+import asyncio, time
+real = asyncio.run
+def run(*words, **more):
+    before = time.process_time()
+    try:
+        return real(*words, **more)
+    finally:
+        print("{CPU_LINE}", time.process_time() - before)
+asyncio.run = run
+def load_dataset(*words, **more):
+    raise RuntimeError("not here")
+"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,6 @@ async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[
                        {"sampling_params": {"ignore_eos": True}}) for place in range(count)]
     begin = time.perf_counter()
     load = await client.generate("127.0.0.1", port, jobs, concurrency=streams, stall=120)
-    cpu = time.process_time()
     rows = [client.record(job, raw, begin) for job, raw in load.raws]
     bad = [row["error"] for row in rows if row["error"]]
     if bad:
@@ -86,7 +94,7 @@ async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[
     gaps = [1e3 * (after[0] - before[0]) for row in rows for before, after in itertools.pairwise(row["chunks"])]
     return {"ttft_ms": statistics.median(1e3 * (row["t_first"] - row["t_send"]) for row in rows),
             "itl_ms": 1e3 / statistics.median(analyse.rate(row) for row in rows),
-            "itl_p99_ms": statistics.quantiles(gaps, n=100)[98], "cpu_load_s": cpu,
+            "itl_p99_ms": statistics.quantiles(gaps, n=100)[98], "cpu_s": load.cpu_seconds,
             "tok_s": sum(row["n_tokens_server"] for row in rows) / (max(row["t_last"] for row in rows)
                                                                    - min(row["t_send"] for row in rows))}
 
@@ -103,28 +111,27 @@ def ours_main(words: Sequence[str]) -> None:
     print(json.dumps(asyncio.run(_ours(port, streams, count, tokens, ids))))
 
 
-def read_ours(out: str, cpu: float) -> Seen:
+def read_ours(out: str) -> Seen:
     """Our JSON line."""
-    said = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
-    return Seen(said["ttft_ms"], said["itl_ms"], said["itl_p99_ms"], said["tok_s"], cpu)
+    return Seen(**json.loads(next(line for line in out.splitlines() if line.startswith("{"))))
 
 
 def ours(port: int, streams: int, count: int, tokens: int) -> Seen:
     """Our client in a process of its own."""
-    return read_ours(*timed([sys.executable, __file__, "ours", *map(str, (port, streams, count, tokens))],
-                            PYTHONPATH=str(ROOT)))
+    return read_ours(timed([sys.executable, __file__, "ours", *map(str, (port, streams, count, tokens))],
+                           PYTHONPATH=str(ROOT))[0])
 
 
 def serving_words(port: int, streams: int, count: int, tokens: int, model: str, data: str, out: str) -> list[str]:
     """The command line of `sglang.bench_serving`."""
-    return ["/opt/venv/bin/python", "-m", "sglang.bench_serving", "--backend", "sglang", "--host", "127.0.0.1",
+    return ["-m", "sglang.bench_serving", "--backend", "sglang", "--host", "127.0.0.1",
             "--port", str(port), "--model", model, "--tokenizer", model, "--dataset-name", "custom", "--dataset-path",
             data, "--num-prompts", str(count), "--sharegpt-output-len", str(tokens), "--max-concurrency", str(streams),
             "--apply-chat-template", "--warmup-requests", "0", "--disable-tqdm", "--output-file", out]
 
 
 def read_serving(line: str, output: str) -> Seen:
-    """Its result file and the CPU time that `TIMED` printed."""
+    """Its result file and the CPU time that `DATASETS` printed."""
     said = json.loads(line)
     cpu = next(float(one.split()[1]) for one in output.splitlines() if one.startswith(CPU_LINE))
     return Seen(said["median_ttft_ms"], said["median_tpot_ms"], said["p99_itl_ms"], said["output_throughput"], cpu)
@@ -147,7 +154,7 @@ def bench_serving(image: str, models: Path, folder: Path) -> Callable[[int, int,
         result = folder / f"serving-{time.monotonic_ns()}.jsonl"
         output, _ = timed(["docker", "run", "--rm", "--network", "host", "--user", "0", "-v", f"{folder}:/bench", "-v",
                            f"{models}:/models:ro", "-e", "PYTHONPATH=/bench", "-e", "SGLANG_USE_CPU_ENGINE=1", "-e",
-                           "HF_HUB_OFFLINE=1", "--entrypoint", "/opt/venv/bin/python", image, "-c", TIMED,
+                           "HF_HUB_OFFLINE=1", "--entrypoint", "/opt/venv/bin/python", image,
                            *serving_words(port, streams, count, tokens, "/models/target", "/bench/data.jsonl",
                                           f"/bench/{result.name}")])
         return read_serving(result.read_text(), output)
@@ -209,13 +216,13 @@ def against_null(options: argparse.Namespace) -> None:
             with null_server(pace) as port:
                 for client, run in found.items():
                     try:
-                        if client not in idle:
+                        if client == "guidellm" and client not in idle:
                             idle[client] = run(port, 1, 1, 8).cpu_s
                         seen = run(port, streams, each * streams, tokens)
                     except (Failed, OSError, KeyError, ValueError, StopIteration) as error:
                         print(f"{streams:7}  {client:21}  failed: {error}", flush=True)
                         continue
-                    cost = 1e6 * (seen.cpu_s - idle[client]) / (each * streams * tokens)
+                    cost = 1e6 * (seen.cpu_s - idle.get(client, 0.0)) / (each * streams * tokens)
                     print(f"{streams:7}  {client:21}  {seen.ttft_ms - 1e3 * pace:16.2f}  "
                           f"{seen.itl_ms - 1e3 * pace:19.3f}  {seen.itl_p99_ms - 1e3 * pace:20.2f}  {cost:16.0f}",
                           flush=True)
@@ -264,19 +271,22 @@ def against_real(options: argparse.Namespace) -> None:
             size = (30000, options.concurrency, options.count, options.tokens)
 
             def flush() -> None:
-                ask(name, "POST", "/flush_cache")
+                for wait in (1, 2, 4, 8):  # refused while a request is pending
+                    with contextlib.suppress(Failed):
+                        ask(name, "POST", "/flush_cache")
+                        return
+                    time.sleep(wait)
+                raise Failed("the cache could not be flushed")
 
             def mine() -> Seen:
                 out = docker("exec", "-e", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python",
-                             "-c", TIMED, "/opt/entrypoint/venv/bin/python", "/bench/clients.py", "ours",
-                             *map(str, size), "/bench/prompts.json")
-                return read_ours(out, next(float(one.split()[1]) for one in out.splitlines()
-                                           if one.startswith(CPU_LINE)))
+                             "/bench/clients.py", "ours", *map(str, size), "/bench/prompts.json")
+                return read_ours(out)
 
             def theirs() -> Seen:
                 result = Path(folder) / f"serving-{time.monotonic_ns()}.jsonl"
                 out = docker("exec", "-e", "PYTHONPATH=/bench", "-e", "SGLANG_USE_CPU_ENGINE=1", "-e",
-                             "HF_HUB_OFFLINE=1", name, "/opt/venv/bin/python", "-c", TIMED,
+                             "HF_HUB_OFFLINE=1", name, "/opt/venv/bin/python",
                              *serving_words(*size, "/models/target", "/bench/data.jsonl", f"/bench/{result.name}"))
                 return read_serving(result.read_text(), out)
 
