@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from buildctl import lock as locks
+from buildctl.engine import Engine
 from buildctl.project import Project
 from tests.conftest import ROOT
 from tests.integration.conftest import PREFIX, buildctl, copy_project, docker, remove_images
@@ -104,6 +106,27 @@ def test_a_patch_rebuilds_its_own_step_alone(demo_image: str, tmp_path: Path) ->
         assert not [step for step in ran if step.startswith(below) and "guard" not in step]
     finally:
         remove_images()
+
+
+def test_a_mirror_that_moved_on_is_said_and_refused_when_asked(tiny: Path) -> None:
+    """The lock names a version that no mirror has."""
+    path = tiny / "images" / "stacks" / "tiny.lock"
+    lock = locks.read(path, Project(tiny))
+    cuda = {**lock.debian["cuda"], "libgomp1": "0-gone sha256:" + "0" * 64}
+    path.write_text(locks.dump(replace(lock, debian={**lock.debian, "cuda": cuda})))
+    built = buildctl("build", "--stack", "tiny", "--json", "--progress", "quiet", cwd=tiny)
+    assert built.code == 0, built.err
+    there = lock.debian["cuda"]["libgomp1"].split()[0]
+    assert json.loads(built.out)["drift"]["libgomp1"] == ["0-gone", there]
+    assert f"  libgomp1: 0-gone -> {there}" in built.err
+    again = buildctl("build", "--stack", "tiny", "--strict", "--progress", "quiet", cwd=tiny)
+    assert again.code == 7
+    assert "libgomp1 0-gone" in again.err
+    engine = Engine()
+    tag = json.loads(built.out)["images"][0]["tags"][1]
+    assert b'"libgomp1"' in (engine.file(tag, "/etc/buildctl/guard.json") or b"")
+    assert engine.file(tag, "/etc/buildctl/none") is None
+    assert engine.file("inttest-none:1", "/etc/passwd") is None
 
 
 def test_a_failing_step_is_shown_with_its_last_lines(tiny: Path) -> None:
