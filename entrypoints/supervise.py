@@ -31,9 +31,9 @@ REQUIRED_PREFIX = "sglang::"
 PATIENCE = 60.0
 #: how long the log may go on talking after a death before we judge
 _LAST_WORDS = 1.0
-#: grace when we are being stopped ourselves, and the wait after KILL then: docker gives 10 s in all
+#: grace when we are being stopped ourselves, and the waits after KILL then: docker gives 10 s in all
 _HURRIED_GRACE = 4.0
-_HURRIED_KILL = 2.0
+_HURRIED_KILL = _HURRIED_PATIENCE = 2.0
 _ORPHAN_GRACE = 2.0
 _AFTER_KILL = 15.0
 #: GPU memory that came back in one look and counts as progress
@@ -41,6 +41,9 @@ _RELEASED = 64 * 2**20
 #: sessions of the servers that this process has started: what else becomes our child was orphaned by one of them
 _sessions: set[int] = set()
 _PORTS = range(20000, 32000)  # below Linux's ephemeral range, so no client of ours takes one by chance
+
+
+_AGAIN = "then start again (a benchmark with --resume)"
 
 
 @dataclass(frozen=True)
@@ -92,21 +95,21 @@ class StopReport:
         """All that is left, each with who holds it and what to do."""
         found = [Problem(what="a process of the stopped server is left", found=f"{name} (pid {pid})",
                          expected="gone after KILL", todo="it waits in the kernel (GPU driver, file system): restart "
-                         "the container, then --resume")
+                         f"the container, {_AGAIN}")
                  for pid, name in self.survivors]
         found += [Problem(what=f"port {port} of the stopped server is still held",
                           found=processes.holder(port) or "nobody any more", expected="nobody",
-                          todo="end that process, then --resume") for port in self.busy_ports]
+                          todo=f"end that process, {_AGAIN}") for port in self.busy_ports]
         if self.segments:
             found.append(Problem(what="shared memory of the stopped server is left", where=str(processes.SHM),
                                  found=", ".join(self.segments), expected="removed with its processes",
-                                 todo="remove these files, then --resume"))
+                                 todo=f"remove these files, {_AGAIN}"))
         found += [Problem(what="GPU memory not released", where=f"GPU {index}",
                           found=f"{held / 2**30:.1f} GiB more than before the start, held by "
                                 f"{self.gpu_holders[index] if index < len(self.gpu_holders) else gpu.UNKNOWN}",
                           expected="what was in use before the start",
                           todo="nvidia-smi on the host names every process; end the holder or reset the GPU, "
-                               "then --resume")
+                               f"{_AGAIN}")
                   for index, held in enumerate(self.gpu_held_bytes) if held > gpu.TOLERANCE]
         return found
 
@@ -329,7 +332,7 @@ class Server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         report = StopReport(0.0, tuple(self._sent), self.exit_code, before_stop=before_stop)
-        report = self._remains(report, 0.0 if hurried else self._patience)
+        report = self._remains(report, min(_HURRIED_PATIENCE, self._patience) if hurried else self._patience)
         self._report = dataclasses.replace(report, seconds=time.monotonic() - begin)
         return self._report
 

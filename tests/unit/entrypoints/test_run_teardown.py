@@ -56,7 +56,7 @@ def test_gpu_memory_that_stays_ends_the_run_before_the_next_start_and_loses_noth
     assert "GPU 0: GPU memory not released" in said
     assert "90.0 GiB more than before the start, held by " in said
     assert f"(pid {os.getpid()})" in said
-    assert "then --resume" in said
+    assert "then start again (a benchmark with --resume)" in said
     assert starts(bench) == 1
     partial = bench.result()
     assert (partial["status"], partial["verdict"]["class"]) == ("aborted", "invalid")
