@@ -203,6 +203,12 @@ def classify(interval: Interval, margin: float) -> str:
     return "inconclusive"
 
 
+def practical(interval: Interval, verdict: str, margin: float) -> bool:
+    """Whether a win or a loss is one beyond the margin."""
+    return (verdict == "win" and interval.low > math.log1p(margin)) or \
+        (verdict == "loss" and interval.high < math.log1p(-margin))
+
+
 def judge(means: Array, alpha: float, margin: float, scale: Scale) -> tuple[Interval, str, list[str]]:
     """Interval, verdict and remarks for the pair means of one comparison."""
     if scale.own:
@@ -293,8 +299,7 @@ def comparison(base: Sequence[Record], candidate: Sequence[Record], *, names: tu
         p_signflip=p_signflip(means, seed), p_mannwhitney=p_mannwhitney(there.mean(axis=1), here.mean(axis=1)),
         mde_pct=None if found is None else finite(100 * math.expm1(found), 3),
         restart_cv={names[0]: _cv(here), names[1]: _cv(there)}, verdict=verdict,
-        practical=(verdict == "win" and main.low > math.log1p(margin)) or
-                  (verdict == "loss" and main.high < math.log1p(-margin)),
+        practical=practical(main, verdict, margin),
         pairs_needed_estimate=need,
         base_tok_s=finite(math.exp(float(here.mean())), 3), spec_tok_s=finite(math.exp(float(there.mean())), 3),
         prompt_rates={name: [finite(math.exp(float(one)), 3), finite(math.exp(float(other)), 3)]
@@ -565,7 +570,8 @@ def _secondary(table: Sequence[dict[str, Any]], plan: Record, alpha: float) -> N
         logs = np.array(one.get("pair_log_ratios") or [], dtype=np.float64)
         if logs.size:
             interval, verdict, _ = judge(logs, level, plan["margin"], scale_of(plan, one["concurrency"]))
-            one.update(alpha_used=level, ci=interval.ratio(), verdict=verdict)
+            one.update(alpha_used=level, ci=interval.ratio(), verdict=verdict,
+                       practical=practical(interval, verdict, plan["margin"]))
 
 
 def _equivalence(rows: Sequence[Record], names: Sequence[str], plan: Record,

@@ -292,3 +292,29 @@ def test_short_answers_are_one_note_for_all_arms() -> None:
     notes = [note for note in analyse.analyse(plan, blocks, rows)["verdict"]["reasons"] if "short answers" in note]
     assert notes == ["short answers (baseline 128, eagle3 128 tokens; 256 are wanted): the last verify round is cut, "
                      "which makes the rate a little wrong"]
+
+
+def test_what_is_no_win_at_its_own_level_is_no_practical_one_either() -> None:
+    """Holm widens the interval of a secondary load point: verdict and size must speak of the same interval."""
+    plan, blocks, rows = builders.run(1.2, 4, noise=0.002)
+    plan["load_points"] = [1, 4, 16]
+    rows += [{**row, "concurrency": point} for point, seed in ((4, 5), (16, 6))
+             for row in builders.run(1.2, 4, noise=0.09, seed=seed)[2]]
+    for one in analyse.analyse(plan, blocks, rows)["comparison"]:
+        assert not (one["practical"] and one["verdict"] not in {"win", "loss"}), one
+        if one["practical"]:
+            assert one["ci"][0] > 1.02
+
+
+@pytest.mark.parametrize(("wrong", "verdict", "where"), [
+    (0, "win", None), (12, "invalid", "invalid_causes"), (20, "win", "reasons")])
+def test_the_task_check_decides_whether_a_run_counts(wrong: int, verdict: str, where: str | None) -> None:
+    plan, blocks, rows = builders.run(1.2)
+    base = wrong if wrong == 20 else 0
+    for block in blocks[:2]:
+        missed = wrong if block["arm"] == "eagle3" else base
+        block["task"] = {"answers": [[f"task-{place}", 5, 5, place >= missed] for place in range(20)]}
+    found = analyse.analyse(plan, blocks, rows)
+    assert found["verdict"]["class"] == verdict
+    assert found["equivalence"]["task"]["state"] == {0: "same", 12: "drop", 20: "unavailable"}[wrong]
+    assert (where is None) or any(line.startswith("Task check") for line in found["verdict"][where])

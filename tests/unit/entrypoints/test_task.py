@@ -92,3 +92,17 @@ def test_an_arm_that_gets_nothing_right_while_the_baseline_can_is_a_drop() -> No
     assert task.hopeless([False] * 16)
     assert not task.hopeless([False] * 15)
     assert not task.hopeless([False] * 16 + [True])
+
+
+def test_a_problem_is_a_conversation_and_its_outcome_a_sentence() -> None:
+    (turn,) = task.problems(1, 1)[0].messages
+    assert turn["role"] == "user"
+    assert turn["content"].endswith("'Answer: NUMBER'.")
+    found = task.compare(answers(150, 200), answers(140, 200))
+    assert found is not None
+    assert task.line(found, "baseline", "eagle3") == (
+        "Task check: baseline answers 75.0 % of 200 word problems rightly, eagle3 70.0 % (95 % interval of the "
+        "difference -8.0 to -2.0 points, exact McNemar p 0.002).")
+    weak = task.compare(answers(0, 16), answers(0, 16))
+    assert weak is not None
+    assert task.line(weak, "b", "e").startswith("Task check (word problems): unavailable, the baseline answers 0 of 16")
