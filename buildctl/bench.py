@@ -84,6 +84,20 @@ def checked(reference: str, image: LocalImage | None) -> LocalImage:
     return image
 
 
+def check_different(images: Mapping[str, LocalImage]) -> None:
+    """Names of the same content are nothing to compare. Raises `UsageError`."""
+    known: dict[str, str] = {}
+    problems = []
+    for reference, image in images.items():
+        key = image.labels[KEY_LABEL]
+        if key in known:
+            problems.append(Problem("two names of the same content", f"{known[key]} and {reference}",
+                                    f"content key {key[:16]}", "images that differ", "name each image once"))
+        known.setdefault(key, reference)
+    if problems:
+        raise UsageError(problems)
+
+
 def check(wanted: Wanted, images: Mapping[str, LocalImage], environ: Mapping[str, str], *, local: bool) -> None:
     """Everything that can be known before a container is made. Raises `UsageError` with all problems.
 

@@ -76,6 +76,7 @@ def command(ctx: click.Context, references: tuple[str, ...], model: str, draft: 
     _check_words(references, rounds, resume)
     engine = ctx.with_resource(closing(Engine()))
     images = {one: bench.checked(one, engine.image(one)) for one in references}
+    bench.check_different(images)
     local = engine.facts().free is not None
     bench.check(wanted, images, os.environ, local=local)
     several = len(images) > 1
@@ -107,6 +108,7 @@ def command(ctx: click.Context, references: tuple[str, ...], model: str, draft: 
             break
     code, comparison = done[-1].code, None
     if several and len(done) == len(order):
+        done.sort(key=lambda one: references.index(one.reference))  # the image named first is the reference
         code, comparison = _compare(engine, done, as_json)
     if as_json:
         emit({"runs": [one.as_dict() for one in done], "comparison": comparison})
@@ -150,10 +152,8 @@ def _show(order: list[str], images: Mapping[str, LocalImage], wanted: Wanted, ou
 
 
 def _compare(engine: Engine, done: list[measuring.Measured], as_json: bool) -> tuple[int, Any]:
-    words = [str(one.folder) for one in done]
-    newest = max(done, key=lambda one: one.folder.name if one.folder else "")
-    ended = measuring.compare(engine, words, newest.reference, ["--json"] if as_json else [],
-                              "capture" if as_json else "through", _say)
+    ended = measuring.compare(engine, [str(one.folder) for one in done], done[-1].reference,
+                              ["--json"] if as_json else [], "capture" if as_json else "through", _say)
     return ended.code, json.loads(ended.output) if as_json and ended.output else None
 
 

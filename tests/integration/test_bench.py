@@ -20,6 +20,7 @@ import pytest
 from entrypoints import plan
 from tests.conftest import ROOT
 from tests.integration.conftest import PREFIX, Ran, buildctl, docker
+from tests.unit.entrypoints import image as image_facts
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
 
@@ -155,6 +156,50 @@ def test_an_interrupted_benchmark_keeps_its_folder(demo_image: str, models: Path
     assert f"--resume {run}" in seen
     assert json.loads((run / "result.json").read_text())["status"] == "aborted"
     assert json.loads((run / "binding.json").read_text())["run_id"] == run.name
+    assert containers(cache) == ""
+
+
+@pytest.fixture
+def simulated(demo_image: str, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two images whose server is simulated: the second one's decodes 20 % faster, in both arms."""
+    names = []
+    for place, rate in enumerate((300.0, 360.0)):
+        folder, key = tmp_path / f"image-{place}", f"{place}" * 64
+        folder.mkdir()
+        shutil.copy(ROOT / "tests" / "fakes" / "sim_server.py", folder)
+        (folder / "python").write_text('#!/bin/sh\nexec /opt/venv/bin/python /sim/sim_server.py "$@"\n')
+        (folder / "python").chmod(0o755)
+        (folder / "sim.json").write_text(json.dumps({"state": "/tmp/starts", "seed": 1, "arms": {
+            "baseline": {"rate": rate}, "eagle3": {"rate": 2 * rate, "tau": 2.0}}}))
+        image_facts.write(folder, key=key, python="/sim/python", packages={"sglang": "0.5.23"}, profile={
+            "sglang": "0.5.23", "environment": {"SIM_SERVER": "/sim/sim.json"}, "server": {"mem-fraction-static": 0.5},
+            "arms": {"baseline": {}, "eagle3": {"speculative-algorithm": "EAGLE3", "speculative-num-steps": 3}}})
+        (folder / "Dockerfile").write_text(
+            f"FROM {demo_image}\nCOPY sim_server.py python sim.json /sim/\nCOPY image.json /etc/buildctl/image.json\n"
+            f"LABEL buildctl.key={key} buildctl.stack=sim\n")
+        names.append(f"{PREFIX}-sim-{place}:{time.monotonic_ns()}")
+        docker("buildx", "build", "--quiet", "--tag", names[-1], str(folder))
+    yield names[0], names[1]
+    docker("rmi", *names, check=False)
+
+
+def test_two_images_run_alternately_and_are_compared(simulated: tuple[str, str], cache: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran = buildctl("bench", *simulated, "--rounds", "2", "--model", "m", "--draft", "d", "--out", str(out), "--cache",
+                   cache, "--json", "--", "--passes", "1", "--prompts-per-stratum", "1", "--max-tokens", "64",
+                   "--task-check", "0")
+    assert ran.code in VALID, ran.err
+    document = json.loads(ran.out)
+    assert [one["image"] for one in document["runs"]] == [simulated[0]] * 2 + [simulated[1]] * 2
+    found = document["comparison"]
+    assert found["exit_code"] == ran.code
+    assert (found["basis"], found["allowance"]) == ("interleaved", 0.0)
+    assert found["reference"].endswith(f", {'0' * 12})")
+    first = found["comparison"][0]
+    assert (first["arm"], first["runs"]) == ("eagle3", [2, 2])
+    assert first["ratio"] == pytest.approx(1.2, rel=0.25), "a busy machine slows whole runs"
+    assert {one["verdict"] for one in document["runs"]} == {"inconclusive"}, "one pair each"
+    assert len(list(out.glob("*/binding.json"))) == 4
     assert containers(cache) == ""
 
 

@@ -203,6 +203,12 @@ def test_only_our_images_are_benchmarked() -> None:
     assert bench.checked("x:1", CPU) is CPU
 
 
+def test_two_names_of_one_image_are_not_compared_for_hours() -> None:
+    bench.check_different({"a:1": CPU, "b:1": image(key="cd" * 32)})
+    with pytest.raises(UsageError, match="a:1 and b:1: two names of the same content"):
+        bench.check_different({"a:1": CPU, "b:1": GPU})
+
+
 def test_the_newest_image_that_is_there_compares(tmp_path: Path) -> None:
     old = run_folder(tmp_path / "a", "1", "2026-12-01T10:00:00Z")
     new = run_folder(tmp_path / "b", "2", "2026-12-02T10:00:00Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from buildctl.container import Container, Spec
 from buildctl.engine import Engine, Facts, LocalImage
 from buildctl.errors import AuditError, EngineError, Interrupted, ResourceError, UsageError
 
-KEY = "ab" * 32
+KEY, OTHER = "ab" * 32, "cd" * 32
 IMAGE = LocalImage("sha256:id", "sha256:digest", {"buildctl.key": KEY, "buildctl.targets": "cpu"}, 1, ("sglang:1",))
 PLAN = {"run_id": "r1", "created_at": "2026-12-01T10:00:00Z", "image": {"key": KEY, "lock_sha256": "cd"}}
 
@@ -66,7 +67,9 @@ class KnownEngine(Engine):
         return self.known
 
     def image(self, reference: str) -> LocalImage | None:
-        return self.there
+        if self.there is None or not reference.startswith("b:"):
+            return self.there
+        return dataclasses.replace(self.there, labels={**self.there.labels, "buildctl.key": OTHER})
 
     def images(self, label: str) -> list[LocalImage]:
         return [self.there] if self.there and label == f"buildctl.key={self.there.labels['buildctl.key']}" else []
@@ -374,15 +377,16 @@ def test_words_that_do_not_fit(docker: Path, engine: KnownEngine, capfd: pytest.
     assert "two run folders" in call(capfd, "compare", "x")[2]
 
 
-def test_images_alternate_and_are_compared(docker: Path, engine: KnownEngine,
-                                           capfd: pytest.CaptureFixture[str]) -> None:
+def test_images_alternate_and_are_compared(docker: Path, engine: KnownEngine, capfd: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     run_in(docker)
+    monkeypatch.setattr(binding, "write", lambda *_: {})
     (docker / "body").write_text(f'grep -q " compare " {docker}/calls && echo \'{{"verdict": "win"}}\'; true\n')
     out = str(docker / "out")
     code, text, err = call(capfd, "bench", "a:1", "b:1", "--model", "m", "--out", out, "--rounds", "2", "--json")
     assert code == 0, err
     assert json.loads(text)["comparison"] == {"verdict": "win"}
-    assert len(json.loads(text)["runs"]) == 4
+    assert [one["image"] for one in json.loads(text)["runs"]] == ["a:1", "a:1", "b:1", "b:1"], "a:1 is the reference"
     last = next(line for line in (docker / "calls").read_text().splitlines() if " compare " in line)
     assert "--network none" in last
     assert "compare /results/r1 /results/1-r1 /results/2-r1 /results/3-r1 --json" in last
