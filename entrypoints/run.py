@@ -123,6 +123,17 @@ def noise_floor(image: Image, settings: Settings, made: tuple[plan.Arm, ...], pa
     return made, kept
 
 
+def _noise_line(document: Mapping[str, Any]) -> str:
+    """Where the noise floor comes from, for people."""
+    control = next((arm["name"] for arm in document["arms"] if arm["control"]), None)
+    if control:
+        return f"{control} runs in {sum(name == control for _, _, name in document['order'])} pairs"
+    if kept := document["noise_floor"]:
+        return f"the noise floor of run {kept['run_id']} is used, {kept['age_days']:.1f} days old"
+    return "no noise floor is measured, and none is kept for this" + (
+        ": no verdict but inconclusive" if document["interval_from"] == "noise floor" else "")
+
+
 def render_plan(document: Mapping[str, Any]) -> str:
     """The plan for people: command lines, what differs, order of starts, time."""
     first, *others = document["arms"]
@@ -144,6 +155,8 @@ def render_plan(document: Mapping[str, Any]) -> str:
               f"({document['alpha_total']} in all), margin {100 * document['margin']:g} %",
               f"load   {prompts_used['count']} prompts x {document['passes']} passes at concurrency "
               f"{', '.join(map(str, document['load_points']))}, at most {document['max_tokens']} tokens",
+              f"noise  {_noise_line(document)}",
+              f"task   {document['task_check']['problems'] or 'no'} word problems in both arms",
               f"time   at most about {_duration(document['estimate_seconds'])}, if a start takes {ASSUMED_START:.0f} s "
               f"and a stream makes {ASSUMED_RATE:.0f} tok/s"]
     return "\n".join(lines)

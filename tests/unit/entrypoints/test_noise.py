@@ -211,3 +211,20 @@ def test_what_cannot_be_read_is_no_noise_floor(tmp_path: Path) -> None:
     (tmp_path / noise.FOLDER).mkdir()
     records.write(tmp_path / noise.FOLDER / noise.name({"machine": "m"}), records.dump({"identity": {"machine": "x"}}))
     assert noise.find(tmp_path, {"machine": "m"}, NOW) is None
+
+
+def test_the_plan_for_people_says_where_the_noise_floor_comes_from(tmp_path: Path) -> None:
+    def line(**more: Any) -> str:
+        text = run.render_plan(run.describe(settings(cache=str(tmp_path), model="m", **more), made(), {}))
+        (found,) = (line for line in text.splitlines() if line.startswith("noise "))
+        return found
+
+    assert line() == "noise  control runs in 4 pairs"
+    assert line(pairs=5) == "noise  no noise floor is measured, and none is kept for this"
+    assert line(effort="quick").endswith("none is kept for this: no verdict but inconclusive")
+    who = noise.identity(run.describe(settings(cache=str(tmp_path), model="m", effort="quick"), made(), {}),
+                         telemetry.describe(), models.identity("m", {}))
+    found = with_control(1.1, 1.0)
+    found["plan"]["sha256"], found["ended_at"] = "0", run._now()
+    assert noise.keep(tmp_path, who, found) == ""
+    assert line(effort="quick") == "noise  the noise floor of run r1 is used, 0.0 days old"
