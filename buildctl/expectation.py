@@ -32,6 +32,8 @@ class Settings:
     healthcheck: tuple[str, ...] = ()
     #: interval, timeout, start period
     times: Mapping[str, float] = field(default_factory=dict)
+    #: layers that the instructions make; those of a base image come on top of it
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class Expectation:
     own: Mapping[str, str]
     #: patch file -> content, of the series in the checkout
     patches: Mapping[str, bytes]
+    #: content key of the image as this checkout makes it, and the entrypoint's files in it: path -> SHA-256 in hex
+    key: str = ""
+    entrypoint: Mapping[str, str] = field(default_factory=dict)
+    #: packages that are installed after Debian's, so that their layers lie above
+    above: frozenset[str] = frozenset()
 
     @property
     def packages(self) -> dict[str, str | None]:
@@ -78,13 +85,18 @@ def of(composition: Composition, name: str) -> Expectation:
             own[re.sub(r"[-_.]+", "-", package).lower()] = version
     part = locks.restrict(lock, below)
     prefix = f"image/{name}/patches/"
+    last = max((number for number, one in enumerate(below) if one.apt), default=0)
+    late = {one.name for one in below[last:]}
     return Expectation(
         image=name, stack=stack.name, part=part,
         settings=settings_of(composition.stages, composition.image(name).stage),
         labels=compose.labels_of(stack, lock, layer),
         apt=frozenset(package for one in below if one.apt for package in (*one.apt, *stack.apt.get(one.name, ()))),
         own=own, patches={path.removeprefix(prefix): file.content() for path, file in composition.files.items()
-                          if path.startswith(prefix)})
+                          if path.startswith(prefix)},
+        key=composition.image(name).key.value,
+        entrypoint={path: file.digest() for path, file in composition.files.items() if path.startswith("entrypoints/")},
+        above=frozenset(wheel.name for wheel in part.wheels if wheel.layer in late))
 
 
 def settings_of(stages: Iterable[Stage], target: str) -> Settings:
@@ -95,7 +107,7 @@ def settings_of(stages: Iterable[Stage], target: str) -> Settings:
     while name in by_name:
         chain.insert(0, by_name[name])
         name = by_name[name].base
-    values: dict[str, Any] = {"environment": {}, "volumes": set(), "ports": set()}
+    values: dict[str, Any] = {"environment": {}, "volumes": set(), "ports": set(), "layers": 0}
     for stage in chain:
         for instruction in fragment.instructions(stage.body):
             word, _, rest = instruction.partition(" ")
@@ -104,6 +116,7 @@ def settings_of(stages: Iterable[Stage], target: str) -> Settings:
 
 
 def _instruct(values: dict[str, Any], word: str, rest: str) -> None:
+    values["layers"] += word in ("RUN", "COPY", "ADD", "WORKDIR")
     if word == "ENV":
         values["environment"] |= dict(pair.partition("=")[::2] for pair in shlex.split(rest))
     elif word == "USER":

@@ -37,6 +37,13 @@ _PRELOAD = "etc/ld.so.preload"
 _INSTALLER = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json", "uv_build.json"})
 #: code that the build itself makes in an environment: the toolkit's stub and links, kernels compiled ahead
 _MADE = re.compile(r".*/site-packages/(?:nvidia/[^/]+/lib64/|flashinfer/data/aot/)")
+#: where the entrypoint's package lies, without the name that the checkout gives it
+_ENTRYPOINT_LIB = "opt/entrypoint/lib/"
+#: what steps above Debian's write outside packages: the loader's settings for NVIDIA's wheels, the toolkit's name, uv's
+#: lock file, volumes, what is about the image
+_WRITTEN = re.compile(rf"etc/ld\.so\.(?:cache|conf\.d/nvidia-wheels\.conf)|usr/local/cuda|{SERVER}/\.lock|{ETC}/.*")
+#: nobody reads these in a container of ours, which does not run as root
+_IDLE = re.compile(r"(?:root|tmp|var/tmp|var/cache|var/log)/.*")
 #: the entrypoint's package is found by this file and not by a variable
 _PTH = ("entrypoints.pth", b"/opt/entrypoint/lib\n")
 
@@ -91,7 +98,8 @@ def compare(image: Image, wanted: Expectation, wheels: Mapping[str, Mapping[str,
     """
     report = Report()
     run = _Comparison(image, wanted, dict(wheels or {}), report)
-    for check in (run.lock, run.words, run.settings, run.packages, run.patches, run.debian, run.materials):
+    for check in (run.lock, run.words, run.settings, run.packages, run.patches, run.debian,
+                  run.additions, run.entrypoint, run.materials):
         report.differences += check()
     return report
 
@@ -126,6 +134,8 @@ class _Comparison:
         self.image, self.wanted, self.wheels, self.report = image, wanted, wheels, report
         self.files = image.files
         self.facts = self._json(f"{ETC}/image.json")
+        #: files of packages, Python's and Debian's, by real path
+        self.owned: set[str] = set()
 
     # ------------------------------------------------------------------ what the image says of itself
 
@@ -163,7 +173,8 @@ class _Comparison:
                 yield Difference("annotation", name, "the annotation says something else",
                                  annotations.get(name, "none"), value)
         if not annotations:
-            self.report.notes.append("the manifest has no annotations (graph drivers keep none)")
+            self.report.notes.append("the manifest has no annotations: it comes from an engine without the containerd "
+                                     "image store, or was not made by buildctl")
         self.report.compared["labels"] = len(want)
 
     def settings(self) -> Iterator[Difference]:
@@ -193,6 +204,10 @@ class _Comparison:
             if not own_base or _BYPASS.fullmatch(name):
                 yield Difference("setting", name, "a variable that no fragment sets", _hidden(name, environment[name]),
                                  "none")
+        count, base = len(self.image.layers), "" if not own_base else " and those of the base"
+        if count < want.layers or (count > want.layers and not own_base):
+            yield Difference("setting", "layers", "the image has other layers than its steps make", str(count),
+                             f"{want.layers}{base}")
         self.report.compared["settings"] = len(pairs) + len(want.environment)
 
     # ------------------------------------------------------------------ packages and their files
@@ -273,6 +288,7 @@ class _Comparison:
 
     def _unowned(self, owned: Iterable[str], site: str) -> Iterator[Difference]:
         known = set(owned)
+        self.owned |= known
         bytecode = 0
         for there in self.files.under(site):
             path, entry = there.path, there.entry
@@ -395,6 +411,7 @@ class _Comparison:
             yield Difference("debian", name, "a Debian package of the stack is missing", "none", "some version")
         count = 0
         for one in packages:
+            self.owned |= one.files.keys()
             for path, digest in one.files.items():
                 there = self.files.find(path)
                 if there is None or not there.entry.md5:
@@ -404,6 +421,62 @@ class _Comparison:
                     yield self._at("debian", f"/{path}", f"a file of {one.name} {one.version} was changed", there,
                                    f"md5 {there.entry.md5}", f"md5 {digest}")
         self.report.compared["debian packages"], self.report.compared["debian files"] = len(packages), count
+
+    def additions(self) -> Iterator[Difference]:
+        """Above the layers of Debian's packages everything belongs to a package or is written by a known step.
+
+        In and below those layers Debian's own scripts write what nobody lists.
+        """
+        status = self.files.find(sbom.DPKG_STATUS)
+        if status is None:
+            self.report.notes.append("files outside Python's packages were not looked at: this is no Debian")
+            return
+        site = installed.site_of(self.files, SERVER)
+        for one in installed.distributions(self.files, site) if site else ():
+            there = self.files.find(one.info)
+            if one.name in self.wanted.above and there is not None and there.layer < status.layer:
+                yield self._at("debian", "packages", f"Debian's packages were changed after {one.name} was installed",
+                               status, f"layer {status.layer + 1}", f"below layer {there.layer + 1}")
+                break
+        idle = 0
+        for there in self.files.under():
+            path = there.path
+            if there.layer <= status.layer or there.entry.kind == "folder" or path in self.owned \
+                    or "/site-packages/" in path or _WRITTEN.fullmatch(path):
+                continue
+            if path.startswith("opt/entrypoint/"):
+                continue  # below
+            if _IDLE.fullmatch(path):
+                idle += 1
+            else:
+                yield self._at("file", f"/{path}", "a file that no package owns and no step of ours writes", there,
+                               f"{there.entry.kind}, {there.entry.size} bytes", "none")
+        self.report.compared["idle files"] = idle
+
+    def entrypoint(self) -> Iterator[Difference]:
+        """What the container starts: our package, the launcher and tini."""
+        cfg = self.files.find(f"{ENTRYPOINT}/pyvenv.cfg")
+        for there in self.files.under("opt/entrypoint"):
+            if there.entry.kind == "folder" or there.path in self.owned or "/site-packages/" in there.path \
+                    or there.path.startswith(_ENTRYPOINT_LIB):
+                continue
+            if cfg is not None and there.layer != cfg.layer:
+                yield self._at("file", f"/{there.path}", "a file that did not come with the entrypoint's environment",
+                               there, f"in layer {there.layer + 1}", f"in layer {cfg.layer + 1}")
+        found = {there.path.removeprefix(_ENTRYPOINT_LIB): there for there in self.files.under(_ENTRYPOINT_LIB)
+                 if there.entry.kind != "folder" and "/__pycache__/" not in there.path}
+        want = self.wanted.entrypoint
+        wrong = sorted(path for path in found.keys() | want.keys()
+                       if path not in found or found[path].entry.sha256 != want.get(path))
+        if wrong and self.facts.get("key") != self.wanted.key:
+            self.report.notes.append(f"{len(wrong)} files of the entrypoint are not those of this checkout; the image "
+                                     "has another key as well, as one from another commit would")
+            return
+        for path in wrong:
+            yield self._at("file", f"/{_ENTRYPOINT_LIB}{path}", "a file of the entrypoint is not the checkout's",
+                           found.get(path), _sum(found[path].entry.sha256) if path in found else "nothing",
+                           _sum(want[path]) if path in want else "none")
+        self.report.compared["entrypoint files"] = len(want)
 
     def materials(self) -> Iterator[Difference]:
         """The bill of materials, made again from the files."""

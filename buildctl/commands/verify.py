@@ -160,9 +160,9 @@ def _tell(image: Image, source: str, wanted: Expectation, report: Report) -> Non
     count = report.compared.get
     click.echo(f"{image.reference}  {image.digest}  ({source}; {len(image.layers)} layers, {size(image.size)} read)")
     click.echo(f"  against stack {wanted.stack}, image {wanted.image}, lock {locks.text_digest(wanted.part)[:16]}")
-    click.echo(f"  {count('packages', 0)} packages, {count('files', 0)} files by RECORD, "
-               f"{count('patches', 0)} patches, {count('debian packages', 0)} Debian packages with "
-               f"{count('debian files', 0)} files, {count('labels', 0)} labels, {count('settings', 0)} settings")
+    click.echo(f"  {count('packages', 0)} packages with {count('files', 0)} files, {count('patches', 0)} patches, "
+               f"{count('entrypoint files', 0)} files of the entrypoint, {count('debian packages', 0)} Debian packages "
+               f"with {count('debian files', 0)} files, {count('labels', 0)} labels, {count('settings', 0)} settings")
     click.echo(f"  RECORDs held against {count('wheels', 0)} locked wheels; bytecode not compared by content: "
                f"{count('bytecode', 0)} files; made by the build: {count('made', 0)} files")
     if source == "registry":

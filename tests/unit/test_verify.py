@@ -54,6 +54,8 @@ class Lab:
     layers: list[dict[str, bytes | str | None]]
     settings: dict[str, Any] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
+    #: layers that the steps make and the image lacks
+    layers_more: int = 0
 
     def image(self) -> Image:
         data = [tars.of(layer) for layer in self.layers]
@@ -63,7 +65,9 @@ class Lab:
         return Image("sglang:1", "sha256:d", config, self.annotations, tuple(read), FileSystem(read))
 
     def compare(self, wheels: Mapping[str, Mapping[str, str]] | None = None, **changes: Any) -> Report:
-        return verify.compare(self.image(), replace(self.wanted, **changes), wheels)
+        wanted = replace(self.wanted, **changes)
+        settings = replace(wanted.settings, layers=len(self.layers) + self.layers_more)
+        return verify.compare(self.image(), replace(wanted, settings=settings), wheels)
 
     def differences(self, **changes: Any) -> list[Difference]:
         return self.compare(**changes).differences
@@ -106,7 +110,10 @@ def lab(tmp_path: Path) -> Lab:
     top = {path.replace("image/sglang/", "etc/buildctl/"): file.content() for path, file in composition.files.items()
            if path.startswith("image/sglang/")}
     entry = {**distribution(HELPERS, "h11", "0.16", {"h11.py": b"h11"}),
-             f"{HELPERS}/entrypoints.pth": b"/opt/entrypoint/lib\n", **top}
+             f"{HELPERS}/entrypoints.pth": b"/opt/entrypoint/lib\n", **top,
+             "opt/entrypoint/venv/pyvenv.cfg": b"home = /usr/bin\n", "opt/entrypoint/bin/tini": b"tini",
+             "opt/entrypoint/lib/entrypoints/__init__.py": b'"""entry"""\n',
+             "opt/entrypoint/lib/entrypoints/__pycache__/__init__.cpython-311.pyc": b"code"}
     made = Lab(composition, wanted, [base, dict(torch), dict(sglang), dict(entry)],
                {"User": "1000", "Labels": dict(plan.labels)}, dict(plan.labels))
     made.layers.append({"etc/buildctl/sbom.json": verify.sbom_of(made.image())})
@@ -204,7 +211,11 @@ def test_metadata_that_names_nothing(lab: Lab) -> None:
 def test_an_environment_that_is_not_there(lab: Lab) -> None:
     lab.layers[3] = {path: data for path, data in lab.layers[3].items() if not path.startswith("opt/entrypoint")}
     lab.layers[4]["etc/buildctl/sbom.json"] = verify.sbom_of(lab.image())
-    assert lab.only().what == "the environment is not there"
+    assert {one.what for one in lab.differences()} == {"the environment is not there",
+                                                       "a file of the entrypoint is not the checkout's"}
+    # nothing is missing where the lock wants none
+    part = replace(lab.wanted.part, entrypoint=())
+    assert not [one for one in lab.differences(part=part, entrypoint={}) if one.subject in ("package", "file")]
 
 
 def test_pairs_that_share_files_are_known_to_the_lock(lab: Lab) -> None:
@@ -294,6 +305,30 @@ def test_an_image_without_any_of_it(lab: Lab) -> None:
     assert ("lock", "image.json 'image'") in {(one.subject, one.name) for one in lab.differences()}
 
 
+def test_an_image_that_is_no_debian(lab: Lab) -> None:
+    lab.layers.append({"var/lib/.wh.dpkg": b""})
+    report = lab.compare(apt=frozenset(), part=lab.wanted.part)
+    assert {one.subject for one in report.differences} == {"sbom"}
+    assert any("this is no Debian" in note for note in report.notes)
+
+
+def test_the_record_of_a_wheel_file(tmp_path: Path) -> None:
+    import zipfile
+
+    path = tmp_path / "a-1-py3-none-any.whl"
+    for text, found in ((f"a.py,{urlsafe(b'a')},1\n\na-1.dist-info/RECORD,,\n",
+                         {"a.py": hashlib.sha256(b"a").hexdigest(), "a-1.dist-info/RECORD": ""}),
+                        ("a.py,sha512=x,1\n", {}), ("a.py,sha256=x,1\n", {})):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a-1.dist-info/RECORD", text)
+        assert installed.wheel_record(path) == found
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.py", "")
+    assert installed.wheel_record(path) == {}
+    assert installed.distributions(FileSystem([]), "nowhere") == ()
+    assert installed.site_of(FileSystem([]), "opt/venv") is None
+
+
 def test_labels_and_annotations(lab: Lab) -> None:
     lab.settings["Labels"]["buildctl.lock"] = "0" * 64
     lab.annotations.pop("org.opencontainers.image.title")
@@ -331,7 +366,7 @@ def test_settings_come_from_the_instructions_of_the_whole_chain() -> None:
     assert expectation.settings_of(stages, "top") == Settings(
         "1000:1000", ("/e",), ("/bin/sh", "-c", "serve it"), "/results",
         {"A": "1", "B": "two words", "C": "3", "PATH": "/opt/venv/bin:$PATH"}, frozenset({"/cache"}),
-        frozenset({"30000/tcp", "53/udp"}), ("CMD", "/e", "health"), {"interval": 30, "timeout": 90})
+        frozenset({"30000/tcp", "53/udp"}), ("CMD", "/e", "health"), {"interval": 30, "timeout": 90}, layers=1)
     assert expectation.settings_of([Stage("top", "scratch", "HEALTHCHECK NONE\n")], "top").healthcheck == ("NONE",)
     assert seconds("1h2m3s500ms") == 3723.5
 
@@ -400,6 +435,62 @@ def test_another_debian_and_packages_that_are_missing(lab: Lab) -> None:
                             part=replace(lab.wanted.part, base=LockedBase("bootstrap", suite="trixie")))
     assert {(one.subject, one.name) for one in found if one.subject in ("base", "debian")} == {
         ("base", "suite"), ("debian", "libnuma1")}
+
+
+def test_layers_are_counted(lab: Lab) -> None:
+    lab.layers_more = -1
+    assert (lab.only().name, lab.only().found, lab.only().expected) == ("layers", "5", "4")
+    part = replace(lab.wanted.part, base=LockedBase("registry", image="a/b:1", digest="sha256:" + "1" * 64))
+    assert not [one for one in lab.differences(part=part) if one.name == "layers"]  # those of the base come on top
+    lab.layers_more = 1
+    assert [one.expected for one in lab.differences(part=part) if one.name == "layers"] == ["6 and those of the base"]
+
+
+def test_files_that_somebody_added_anywhere(lab: Lab) -> None:
+    lab.layers[1]["etc/ld.so.conf.d/nvidia-wheels.conf"] = b"known"
+    lab.layers.append({"usr/local/bin/python3": b"evil", "etc/profile.d/x.sh": b"evil", "root/.cache/x": b"idle"})
+    report = lab.compare()
+    assert {one.name for one in report.differences} == {"/usr/local/bin/python3", "/etc/profile.d/x.sh"}
+    assert report.compared["idle files"] == 1
+
+
+def test_debian_packages_that_came_after_the_wheels(lab: Lab) -> None:
+    status = lab.layers[0]["var/lib/dpkg/status"]
+    lab.layers.append({"var/lib/dpkg/status": status, "usr/local/bin/x": b"hidden by it"})
+    found = lab.only()
+    assert found.what == "Debian's packages were changed after helper was installed"
+    assert (found.found, found.expected, found.layer) == ("layer 6", "below layer 3", 6)
+
+
+def test_the_entrypoint_is_the_checkouts(lab: Lab) -> None:
+    lab.layers.append({"opt/entrypoint/lib/entrypoints/__init__.py": b"evil",
+                       "opt/entrypoint/lib/entrypoints/more.py": b"evil", "opt/entrypoint/bin/tini": b"evil"})
+    said = {one.name: one.what for one in lab.differences()}
+    assert said == {
+        "/opt/entrypoint/lib/entrypoints/__init__.py": "a file of the entrypoint is not the checkout's",
+        "/opt/entrypoint/lib/entrypoints/more.py": "a file of the entrypoint is not the checkout's",
+        "/opt/entrypoint/bin/tini": "a file that did not come with the entrypoint's environment"}
+    lab.layers[-1] = {"opt/entrypoint/lib/entrypoints/.wh.__init__.py": b""}
+    assert [one.found for one in lab.differences()] == ["nothing"]
+    # an image from another commit has another key
+    report = lab.compare(key="0" * 64)
+    assert report.differences == []
+    assert "1 files of the entrypoint are not those of this checkout" in report.notes[0]
+
+
+def test_attached_documents(lab: Lab) -> None:
+    from buildctl import provenance
+    from buildctl.provenance import Build, Origin
+
+    image, known = lab.image(), ["sha256:" + "e" * 64, "sha256:" + "d" * 64]
+    own = image.files.content("etc/buildctl/sbom.json") or b""
+    statement = provenance.statement("x", known[1], {"image": "sglang", "stack": "small", "version": "0.5", "key": "k"},
+                                     lab.wanted.part, Origin(), Build(), {})
+    assert verify.attested(image, lab.wanted, known, [("sbom", own), ("provenance", statement)]) == []
+    said = verify.attested(image, lab.wanted, known[:1], [("sbom", b"other"), ("provenance", statement)])
+    assert [(one.subject, one.what) for one in said] == [
+        ("sbom", "the attached bill of materials is not the one in the image"),
+        ("provenance", "the provenance is of another image")]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
