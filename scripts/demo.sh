@@ -11,15 +11,15 @@ say() { printf '\n== %s (%s s)\n' "$1" "$(($(date +%s) - began))"; }
 
 say "build: $stack"
 "$buildctl" build sglang --stack "$stack"
-image=$("$buildctl" plan sglang --stack "$stack" --json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)["images"][0]["tags"][0])')
+image=$("$buildctl" plan sglang --stack "$stack" --json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)["images"][0]["tags"][1])')
 
 # the container's user owns what it writes; root on the host stays out of the container
 user=$(id -u):$(id -g)
 data=$PWD/.buildctl/demo
-mkdir -p "$data/models" "$data/cache" results
+mkdir -p "$data/models"
 if [ "$(id -u)" = 0 ]; then
     user=1000:1000
-    chown 1000:1000 "$data/models" "$data/cache" results
+    chown 1000:1000 "$data/models"
 fi
 
 say "models"
@@ -28,8 +28,6 @@ docker run --rm --user "$user" -v "$data/models:/models" "$image" \
 [ "${1:-all}" = all ] || exit 0
 
 say "benchmark: baseline against EAGLE-3"
-docker run --rm --user "$user" --shm-size 1g --stop-timeout 120 \
-    -v "$data/models:/models:ro" -v "$data/cache:/cache" -v "$PWD/results:/results" "$image" \
-    benchmark --model /models/target --draft /models/draft --effort quick --pairs 4 --prompts-per-stratum 3 --max-tokens 128 \
-    --exit-zero-on-valid
+"$buildctl" bench "$image" --model "$data/models/target" --draft "$data/models/draft" --cache buildctl-demo -- \
+    --effort quick --pairs 4 --prompts-per-stratum 3 --max-tokens 128 --exit-zero-on-valid
 say "done; reports lie in results/"
