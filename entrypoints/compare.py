@@ -9,8 +9,8 @@ Runs of different images are never interleaved block by block, so the design of 
 
 In the last two a shift of the machine between the runs looks like an effect. The interval is therefore wider by a
 declared allowance for it; without one such comparisons find an effect where there is none in 19 to 43 % of all cases
-under a drift of 3 % (tests/unit/entrypoints/test_compare_simulation.py). The gain of a candidate over its baseline is taken within each run,
-where both arms are interleaved: a shift of the machine cancels out in it.
+under a drift of 3 % (tests/unit/entrypoints/test_compare_simulation.py). The gain of a candidate over its baseline is
+taken within each run, where both arms are interleaved: a shift of the machine cancels out in it.
 """
 
 from __future__ import annotations
