@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.server]
 
 #: exit codes of a benchmark that measured something valid
 VALID = {0: "win", 10: "loss", 11: "equivalent", 12: "inconclusive"}
-SHORT = ("--effort", "quick", "--pairs", "2", "--prompts-per-stratum", "1", "--max-tokens", "64", "--task-check", "0")
+SHORT = ("--effort", "quick", "--pairs", "2", "--prompts-per-stratum", "1", "--max-tokens", "64", "--task-check", "16")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,18 @@ def test_a_benchmark_measures_what_the_models_were_built_for(measured: Measured)
     assert {request["finish_reason"] for request in requests} == {"length"}
     assert (measured.folder / "report.md").read_text() in measured.ran.out
     assert len(list(measured.folder.glob("server-*.log"))) == 4
+
+
+def test_the_word_problems_are_beyond_the_demo_model_and_that_is_said(measured: Measured) -> None:
+    found = measured.read("result.json")["equivalence"]["task"]
+    assert (found["state"], found["n"], found["acc_base"]) == ("unavailable", 16, 0.0)
+    assert "this model is too weak for the task" in measured.ran.out
+
+
+def test_the_page_has_its_pictures_and_needs_nothing_from_outside(measured: Measured) -> None:
+    page = (measured.folder / "report.html").read_text()
+    assert page.count("<svg ") == 7, "ratios, pairs, prompts, two distributions, acceptance, timeline"
+    assert not re.search(r"https?://|<script|<link|src=|@import|url\(", page)
 
 
 def test_the_result_is_the_callers_and_bound_to_the_image(measured: Measured, demo_image: str, cache: str) -> None:
