@@ -36,6 +36,8 @@ from buildctl.upload import (
 )
 
 Action = Literal["upload", "tag", "move", "keep"]
+#: tags that say what they hold: whoever writes one writes the same
+CONTENT_TAGS = ("key-", "chain-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class Publisher:
             digests.setdefault(move.job, result.digest)
             results.append(result)
             self.watcher.done(result)
+        self._look_again([result for result in results if result.action in {"upload", "tag"}
+                          and not result.target.tag.startswith(CONTENT_TAGS)])
         return results
 
     def check_rights(self, targets: Iterable[Reference]) -> None:
@@ -331,6 +335,15 @@ class Publisher:
         registry.put_manifest(move.target.repository, move.target.tag, manifest)
         self._prove(move.target, digest)
         return Result(move.action, move.target, move.job.source, digest, seconds=time.monotonic() - started)
+
+    def _look_again(self, results: list[Result]) -> None:
+        """Read new fixed tags once more, a moment later. A registry has no compare-and-set: another job may have found
+        a tag free just before we set it, and have set it just after. Its content stands; ours is told.
+        """
+        if results:
+            time.sleep(self.policy.first)
+        for result in results:
+            self._prove(result.target, result.digest, local_image(self.engine.client, result.source))
 
     def _prove(self, target: Reference, digest: str, image: LocalImage | None = None) -> str:
         """Read the tag back and compare. Another digest means another writer, or a broken registry.

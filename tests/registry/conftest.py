@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -54,6 +56,12 @@ def run(command: Command, *args: str) -> Ran:
 def fast_push(*args: str) -> Ran:
     """`buildctl push` with four attempts and hardly any waiting."""
     return run(push.command, *args, "--attempts", "4", "--wait", "0.01")
+
+
+def pushing(*words: str) -> subprocess.Popen[str]:
+    """`buildctl push` in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "buildctl", "push", *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from buildctl.engine import connect
-from tests.registry.conftest import fast_push
+from tests.registry.conftest import fast_push, pushing
 from tests.registry.images import Images
 from tests.registry.proxy import Fault, FaultProxy
 from tests.registry.server import RegistryServer
@@ -63,8 +63,69 @@ def main() -> None:
         try:
             for number, (name, faults) in enumerate(FAULTS.items()):
                 one(name, faults, images, Path(folder) / str(number))
+            for case in (full, killed, one_image_twice, one_fixed_tag, one_moving_tag):
+                case(images, Path(folder) / case.__name__)
         finally:
             images.clean()
+
+
+def row(name: str, codes: str, started: float, proxy: FaultProxy) -> None:
+    """Print what came of it."""
+    print(f"| {name} | {codes} | {time.monotonic() - started:.1f} | {len(proxy.requests)} | {proxy.upload_bytes():,} | "
+          f"{proxy.sent_twice():,} |", flush=True)
+
+
+def full(images: Images, folder: Path) -> None:
+    """A registry whose disk ends before the image does."""
+    with RegistryServer(folder, disk="400k") as server, FaultProxy(server.host) as proxy:
+        image, started = images.make("t:1", layers=3, size=200_000), time.monotonic()
+        row("no space left on the registry's disk", str(fast_push(image, "--to", proxy.host).code), started, proxy)
+    images.clean()
+
+
+def killed(images: Images, folder: Path) -> None:
+    """`kill -9` when the layers are there and the manifest is not; then the same command again."""
+    with RegistryServer(folder) as server, FaultProxy(server.host) as proxy:
+        image, started = images.make("t:1", layers=3, size=200_000), time.monotonic()
+        proxy.add(hang := Fault("PUT", MANIFEST, "hang"))
+        with pushing(image, "--to", proxy.host) as process:
+            while not hang.fired:
+                time.sleep(0.01)
+            process.kill()
+        proxy.faults.clear()
+        again = fast_push(image, "--to", proxy.host)
+        row("process killed before the manifest; run again", f"{process.wait()}; {again.code}", started, proxy)
+        images.engine.remove_image(f"{proxy.host}/regtest-t:1")
+    images.clean()
+
+
+def one_image_twice(images: Images, folder: Path) -> None:
+    """Two jobs push the same image at once."""
+    both("two jobs at once, the same image", images, folder, same=True)
+
+
+def one_fixed_tag(images: Images, folder: Path) -> None:
+    """Two jobs push other content under one fixed tag at once."""
+    both("two jobs at once, other content, one fixed tag", images, folder, "--alias", "1.0")
+
+
+def one_moving_tag(images: Images, folder: Path) -> None:
+    """Two jobs push other content and move one tag at once."""
+    both("two jobs at once, other content, one moving tag", images, folder, "--moving", "latest")
+
+
+def both(name: str, images: Images, folder: Path, *words: str, same: bool = False) -> None:
+    """Two pushes in processes of their own, every answer late."""
+    with RegistryServer(folder) as server, FaultProxy(server.host) as proxy:
+        proxy.add(Fault("PUT", "", "slow", delay=0.2))
+        first = images.make("t:1", layers=3, size=200_000)
+        second = first if same else images.make("t:2", layers=3, size=200_000)
+        started = time.monotonic()
+        with pushing(first, "--to", proxy.host, *words) as one, pushing(second, "--to", proxy.host, *words) as two:
+            for process in (one, two):
+                process.communicate()
+        row(name, ", ".join(sorted(f"{process.returncode}" for process in (one, two))), started, proxy)
+    images.clean()
 
 
 def one(name: str, faults: list[Fault], images: Images, folder: Path) -> None:
@@ -78,9 +139,7 @@ def one(name: str, faults: list[Fault], images: Images, folder: Path) -> None:
         image = images.make("t:1", layers=3, size=200_000)
         started = time.monotonic()
         done = fast_push(image, "--to", proxy.host, "--timeout", "1" if "hang" in {f.action for f in faults} else "60")
-        seconds = time.monotonic() - started
-        print(f"| {name} | {done.code} | {seconds:.1f} | {len(proxy.requests)} | {proxy.upload_bytes():,} | "
-              f"{proxy.sent_twice():,} |", flush=True)
+        row(name, str(done.code), started, proxy)
     images.clean()
 
 

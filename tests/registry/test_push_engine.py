@@ -6,8 +6,6 @@ import base64
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from buildctl.commands import push
 from buildctl.registry import Registry
 from buildctl.retry import Policy
 from buildctl.upload import exact_layers
-from tests.registry.conftest import fast_push, run
+from tests.registry.conftest import fast_push, pushing, run
 from tests.registry.images import Images
 from tests.registry.proxy import Fault, FaultProxy
 from tests.registry.server import RegistryServer
@@ -591,13 +589,19 @@ def test_two_jobs_moving_one_tag_end_with_one_of_the_two(proxy: FaultProxy, imag
     assert stored(proxy, "regtest-a", "latest") in {images.digest(first), images.digest(second)}
 
 
+def test_two_jobs_with_other_content_for_one_new_fixed_tag_are_not_both_told_success(proxy: FaultProxy,
+                                                                                     images: Images) -> None:
+    """Each finds the tag free and sets it; whose content does not stay is told."""
+    first, second = images.make("a:1"), images.make("a:2")
+    proxy.add(Fault("PUT", MANIFEST, "slow", delay=0.2))
+    with (pushing(first, "--to", proxy.host, "--alias", "1.0") as one,
+          pushing(second, "--to", proxy.host, "--alias", "1.0") as two):
+        outcomes = [process.communicate(timeout=60) for process in (one, two)]
+    assert {one.returncode, two.returncode} == {0, 12}, outcomes
+    assert stored(proxy, "regtest-a", "1.0") == images.digest(first if one.returncode == 0 else second)
+
+
 # ---------------------------------------------------------------------- crashes
-
-
-def pushing(*words: str) -> subprocess.Popen[str]:
-    """`buildctl push` in a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "buildctl", "push", *words], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
 
 def test_a_killed_push_is_resumed_without_sending_finished_blobs(proxy: FaultProxy, images: Images) -> None:
