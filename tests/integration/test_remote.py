@@ -126,6 +126,18 @@ def test_an_engine_over_ssh_and_one_of_a_context(small: Path, second: SecondEngi
     assert "nowhere" in unknown.err
 
 
+def test_a_fresh_engine_sends_what_changed_and_no_more(tiny: Path, second: SecondEngine, proxy: FaultProxy,
+                                                       storage: Path) -> None:
+    """The real lowest layer, filled from the engine here; one line of the entrypoint changed, built over there."""
+    with RegistryServer(storage) as near:
+        build(tiny, "--push", f"{near.host}/team")
+    path = tiny / "entrypoints" / "__init__.py"
+    path.write_text(path.read_text() + f"\n# {tiny}\n")
+    made = build(tiny, "--push", f"{proxy.host}/team", DOCKER_HOST=second.host)
+    assert set(made["resumed"]) == {"cuda", "entrypoint-env"}
+    assert proxy.upload_bytes() < 2_000_000
+
+
 # ---------------------------------------------------------------------- a builder elsewhere
 
 
