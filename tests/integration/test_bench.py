@@ -153,17 +153,15 @@ def test_runs_are_compared_in_a_container_of_their_image(measured: Measured, tmp
 
 def test_an_interrupted_benchmark_keeps_its_folder(demo_image: str, models: Path, cache: str, tmp_path: Path) -> None:
     """K6-1, starting: TERM goes on to the container, which is waited for."""
-    process = subprocess.Popen([sys.executable, "-m", "buildctl", *words(demo_image, models, tmp_path / "out", cache),
-                                "--", *SHORT], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     seen = ""
-    for line in process.stderr:
-        seen += line
-        if ": starting " in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    seen += process.stderr.read()
-    assert process.wait() == 130, seen
+    with subprocess.Popen([sys.executable, "-m", "buildctl", *words(demo_image, models, tmp_path / "out", cache), "--",
+                           *SHORT], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            seen += line
+            if ": starting " in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 130, seen
     assert "entrypoint: stopped by SIGTERM" in seen
     (run,) = (tmp_path / "out").iterdir()
     assert f"--resume {run}" in seen
