@@ -30,9 +30,11 @@ GARBAGE_SHARE = 0.05
 #: sign-flip over more pairs than this is sampled instead of enumerated
 EXACT_PAIRS = 16
 SHORT_ANSWER = 256
+#: log ratios from here on are no effect that anybody looks for
+LARGEST = math.log(100.0)
 #: a wait between arrival and sending that a reader of an open-loop run should know, ms
 QUEUED_MS = 50.0
-NO_FLOOR = "so few pairs give a verdict only against a noise floor of this machine, and none is kept"
+NO_FLOOR = "so few pairs give a verdict only against a noise floor that an earlier run here kept, and there is none"
 ABOVE_FLOOR = "the pairs differ by more than the noise floor of this machine explains: it is not as quiet as then"
 #: level of the test whether a run is noisier than the noise floor that it leans on
 NOISIER = 0.01
@@ -297,7 +299,7 @@ def comparison(base: Sequence[Record], candidate: Sequence[Record], *, names: tu
         p_t=p_floor(means, floor) if floor else p_t(means), flags=flags,
         interval_from="noise floor" if floor else "pairs",
         p_signflip=p_signflip(means, seed), p_mannwhitney=p_mannwhitney(there.mean(axis=1), here.mean(axis=1)),
-        mde_pct=None if found is None else finite(100 * math.expm1(found), 3),
+        mde_pct=None if found is None or found > LARGEST else finite(100 * math.expm1(found), 3),
         restart_cv={names[0]: _cv(here), names[1]: _cv(there)}, verdict=verdict,
         practical=practical(main, verdict, margin),
         pairs_needed_estimate=need,

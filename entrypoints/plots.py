@@ -17,6 +17,10 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 12.0, 34.0
 LETTER, LABEL = 6.6, 0.42
 
 
+#: an interval is drawn up to so many times the largest ratio: a wild one would squeeze the rest into a point
+SPREAD = 3.0
+
+
 def label_width(names: Iterable[str]) -> float:
     """Room for the names left of a plot."""
     return min(max((len(name) for name in names), default=0) * LETTER + 12.0, LABEL * WIDTH)
@@ -114,7 +118,8 @@ def intervals(rows: Sequence[tuple[str, float, Sequence[float | None], Sequence[
 
     An interval that is not bounded runs out of the plot.
     """
-    ends = [value for _, ratio, one, other in rows for value in (ratio, *one, *other) if value is not None]
+    most = SPREAD * max((ratio for _, ratio, *_ in rows), default=1.0)
+    ends = [min(value, most) for _, ratio, one, other in rows for value in (ratio, *one, *other) if value is not None]
     left = label_width(name for name, *_ in rows)
     axis = Axis([*ends, 1 - margin, 1 + margin, 1.0], left, WIDTH - RIGHT)
     bottom = TOP + 34.0 * len(rows)

@@ -161,7 +161,9 @@ def _speculation(plan: Mapping[str, Any], blocks: list[dict[str, Any]], requests
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a signed change: 0.731 is -26.9 %."""
+    """A ratio as a signed change: 0.731 is -26.9 %. Beyond a hundredfold the digits mean nothing."""
+    if ratio > 100:
+        return "over +9900 %"
     return f"{100 * (ratio - 1):+.1f} %"
 
 
@@ -192,7 +194,7 @@ def headline(verdict: str, comparison: Mapping[str, Any], plan: Mapping[str, Any
         return f"EQUIVALENT: {candidate} and {baseline} are within {margin} of each other: {interval}."
     if plan.get("interval_from") == "noise floor" and not by_floor:
         return (f"INCONCLUSIVE: {candidate} against {baseline}: {percent(ratio)} in {comparison['pairs']} pairs, and "
-                "no noise floor of this machine to hold it against; --effort standard measures and keeps one.")
+                "no noise floor of an earlier run here to hold it against; --effort standard measures and keeps one.")
     if comparison.get("verdict", verdict) != verdict:
         return f"INCONCLUSIVE: {candidate} against {baseline}: {interval}, but that hangs on a few odd requests."
     need = comparison.get("pairs_needed_estimate")

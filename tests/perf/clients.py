@@ -7,7 +7,7 @@ IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs i
 `make demo-model`. The other clients are programs of virtual environments of their own; none is a dependency of ours.
 
 CPU per token is what the event loop's run took in the clients of one process, so that imports are no part of it; for
-guidellm, which has several, all their CPU time less that of a run with a single short request.
+guidellm, which has up to ten, all their CPU time less that of a run with one request of two tokens per stream.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[
 
 
 def ours_main(words: Sequence[str]) -> None:
-    """`python clients.py ours PORT STREAMS COUNT TOKENS [PROMPTS]`: one run of our client, as JSON."""
+    """`clients.py ours PORT STREAMS COUNT TOKENS [PROMPTS]`: one run of our client, as JSON."""
     port, streams, count, tokens = map(int, words[:4])
     ids: list[list[int]] = [[1, 2, 3]]
     if len(words) > 4:
@@ -208,26 +208,24 @@ def against_null(options: argparse.Namespace) -> None:
         found["sglang.bench_serving"] = bench_serving(options.image, options.models, folder)
         if options.guidellm:
             found["guidellm"] = guidellm(options.guidellm, options.models, folder)
-        idle: dict[str, float] = {}
         print("streams  client                 added to TTFT ms  added to a token ms  p99 gap less pace ms  "
               "CPU us per token")
         for streams in options.streams:
             pace, tokens, each = LOADS.get(streams, (0.001 * streams, 64, 3))
             with null_server(pace) as port:
                 for client, run in found.items():
+                    if client not in (options.only or found):
+                        continue
                     try:
-                        if client == "guidellm" and client not in idle:
-                            idle[client] = run(port, 1, 1, 8).cpu_s
+                        idle = run(port, streams, streams, 2).cpu_s if client == "guidellm" else 0.0
                         seen = run(port, streams, each * streams, tokens)
                     except (Failed, OSError, KeyError, ValueError, StopIteration) as error:
                         print(f"{streams:7}  {client:21}  failed: {error}", flush=True)
                         continue
-                    cost = 1e6 * (seen.cpu_s - idle.get(client, 0.0)) / (each * streams * tokens)
+                    cost = 1e6 * (seen.cpu_s - idle) / (each * streams * tokens)
                     print(f"{streams:7}  {client:21}  {seen.ttft_ms - 1e3 * pace:16.2f}  "
                           f"{seen.itl_ms - 1e3 * pace:19.3f}  {seen.itl_p99_ms - 1e3 * pace:20.2f}  {cost:16.0f}",
                           flush=True)
-        for client, seconds in idle.items():
-            print(f"{client}: {seconds:.1f} s of CPU before the first token")
 
 
 # against the real server
@@ -260,7 +258,9 @@ def against_real(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         (Path(folder) / "datasets.py").write_text(DATASETS)
-        (Path(folder) / "clients.py").write_text(Path(__file__).read_text())
+        script = Path(folder) / "tests" / "perf" / "clients.py"
+        script.parent.mkdir(parents=True)
+        script.write_text(Path(__file__).read_text())
         (Path(folder) / "prompts.json").write_text(json.dumps(texts[:options.count]))
         conversations(Path(folder), texts[:options.count])
         docker("run", "--detach", "--name", name, "-v", f"{options.models}:/models:ro", "-v", f"{folder}:/bench",
@@ -280,7 +280,7 @@ def against_real(options: argparse.Namespace) -> None:
 
             def mine() -> Seen:
                 out = docker("exec", "-e", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python",
-                             "/bench/clients.py", "ours", *map(str, size), "/bench/prompts.json")
+                             "/bench/tests/perf/clients.py", "ours", *map(str, size), "/bench/prompts.json")
                 return read_ours(out)
 
             def theirs() -> Seen:
@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--image", required=True)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--guidellm", type=Path)
+    parser.add_argument("--only", nargs="+", help="these clients")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=24, help="requests of a run against the real server")

@@ -113,8 +113,8 @@ def test_two_pairs_say_nothing_without_a_noise_floor_however_large_the_ratio() -
     assert found["verdict"]["class"] == "inconclusive"
     assert found["verdict"]["reasons"][0] == analyse.NO_FLOOR
     line = result.headline("inconclusive", found["comparison"][0], found["plan"])
-    assert line == ("INCONCLUSIVE: eagle3 against baseline: +100.0 % in 2 pairs, and no noise floor of this machine "
-                    "to hold it against; --effort standard measures and keeps one.")
+    assert line == ("INCONCLUSIVE: eagle3 against baseline: +100.0 % in 2 pairs, and no noise floor of an earlier "
+                    "run here to hold it against; --effort standard measures and keeps one.")
 
 
 @pytest.mark.parametrize(("ratios", "verdict"), [

@@ -143,3 +143,10 @@ def test_arms_that_show_the_same_evidence_share_a_row(tmp_path: Path) -> None:
                          {**claim, "arm": "eagle3", "claim": "speculation", "required": True}]
     rows = report.evidence_rows(found)[1]
     assert [row[:3] for row in rows] == [("speculation", "eagle3", "yes"), ("cuda-graphs", "baseline, eagle3", "")]
+
+
+def test_a_wild_interval_does_not_squeeze_the_others_into_a_point() -> None:
+    """Seen on an overloaded machine: two pairs, an interval up to 7e8."""
+    picture = plots.intervals([("a", 1.0, (1e-9, 7e8), (1e-9, 7e8)), ("b", 1.5, (1.2, 1.9), (1.1, 2.0))], 0.02)
+    dots = [float(one.attrib["cx"]) for one in pictures(picture)[0].iter("circle")]
+    assert dots[1] - dots[0] > 20

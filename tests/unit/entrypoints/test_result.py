@@ -125,6 +125,7 @@ def test_numbers_and_intervals_that_are_not_known_are_a_dash() -> None:
     assert report.interval([None, None]) == report.interval(None) == "unbounded"
     assert report.interval([0.9, 1.2]) == "-10.0 % to +20.0 %"
     assert result.percent(0.731) == "-26.9 %"
+    assert result.percent(734886850.7) == "over +9900 %"
 
 
 def test_what_was_written_fits_the_published_schema(tmp_path: Path) -> None:

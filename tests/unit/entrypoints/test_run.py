@@ -325,7 +325,7 @@ def test_a_kept_noise_floor_serves_the_next_quick_run(bench: Bench, monkeypatch:
     wanted = {"pairs": 0, "margin": 0.9, "noise_floor": "measure"}
     _, first = bench.go(BASE, SPEC, effort="quick", **{**wanted, "noise_floor": "auto"})
     assert first["verdict"]["class"] == "inconclusive"
-    assert "no noise floor of this machine" in first["verdict"]["headline"]
+    assert "no noise floor of an earlier run here" in first["verdict"]["headline"]
     _, second = bench.go(BASE, SPEC, effort="standard", **wanted)
     assert second["noise_floor"]["source"] == "control arm"
     assert second["noise_floor"]["pairs"] == 2
