@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 
 from buildctl.errors import ManifestError, NetworkError, Problem
 from buildctl.oci import Descriptor, Manifest
 from buildctl.reference import parse
 from buildctl.registry import Registry
-from buildctl.retry import Failed
+from buildctl.retry import Failed, Policy
 
 
 def path_of(folder: Path, digest: str) -> Path:
@@ -21,17 +20,18 @@ def path_of(folder: Path, digest: str) -> Path:
 
 
 
-def save(image: str, digest: str, platform: str, path: Path) -> int:
+def save(image: str, digest: str, platform: str, path: Path, policy: Policy | None = None) -> int:
     """Save one platform of an image; blobs that are there are kept.
 
     :param image: the image's name; the digest says what is taken.
+    :param policy: attempts and waits.
     :returns: bytes that were fetched.
     :raises NetworkError: the registry does not answer, or gives something else than the digest.
     :raises ManifestError: the image has no such platform.
     """
     parsed = parse(image)
     fetched = 0
-    with Registry(parsed.registry) as registry:
+    with Registry(parsed.registry, policy=policy) as registry:
         top = _manifest(registry, parsed.repository, digest)
         manifests = [top]
         if top.children:
@@ -73,31 +73,31 @@ def _child(top: Manifest, platform: str, image: str) -> str:
 
 
 def _blob(registry: Registry, repository: str, blob: Descriptor, path: Path) -> int:
-    """Fetch a blob unless it is there; a cut is tried again twice."""
+    """Fetch a blob unless it is there; a cut is tried again as often as the registry's policy allows."""
     target = _place(path, blob.digest)
     if target.is_file() and target.stat().st_size == blob.size:
         return 0
     target.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(3):
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".fetching-", delete=False) as partial:
-            scratch = Path(partial.name)
-            try:
-                state = hashlib.sha256()
-                for chunk in registry.stream(repository, blob.digest):
-                    state.update(chunk)
-                    partial.write(chunk)
-                _check(blob.digest, state.hexdigest(), repository)
-                partial.flush()
-                scratch.replace(target)
-                return blob.size
-            except Failed as failed:
-                if attempt == 2:
-                    raise NetworkError(Problem("the registry keeps cutting a blob of the base", repository,
-                                               found=str(failed), expected=f"{blob.size} bytes of {blob.digest}",
-                                               todo="run the same command again: what is whole is kept")) from None
-            finally:
-                scratch.unlink(missing_ok=True)
-    raise AssertionError("unreachable")
+    scratch = target.with_name(f".fetching-{target.name}")
+
+    def attempt() -> str:
+        state = hashlib.sha256()
+        with scratch.open("wb") as partial:
+            for chunk in registry.stream(repository, blob.digest):
+                state.update(chunk)
+                partial.write(chunk)
+        return state.hexdigest()
+
+    try:
+        _check(blob.digest, registry.policy.run(attempt), repository)
+        scratch.replace(target)
+    except Failed as failed:
+        raise NetworkError(Problem("the registry does not give a blob of the base", f"{registry.host}/{repository}",
+                                   found=failed.fault.text, expected=f"{blob.size} bytes of {blob.digest}",
+                                   todo="run the same command again: what is whole is kept")) from None
+    finally:
+        scratch.unlink(missing_ok=True)
+    return blob.size
 
 
 def _check(digest: str, found: str, repository: str) -> None:

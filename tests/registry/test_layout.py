@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from buildctl import layout
 from buildctl.engine import Engine
 from buildctl.errors import ManifestError, NetworkError
+from buildctl.fault import Fault, Kind
 from buildctl.oci import OCI_INDEX, OCI_MANIFEST, Manifest
 from buildctl.registry import Registry
+from buildctl.retry import Failed, Policy
 from tests.registry.server import RegistryServer
 
 
@@ -99,3 +102,26 @@ def test_a_blob_that_is_not_what_its_digest_names(server: RegistryServer, tmp_pa
         layout.save(image, digest, "linux/amd64", tmp_path / "x")
     assert not list(tmp_path.glob("x/blobs/sha256/*"))[1:]  # the config is whole and kept
     assert not (tmp_path / "x" / "index.json").exists()
+
+
+def test_a_cut_is_tried_again_and_a_registry_that_keeps_cutting_is_given_up(
+        server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, digest = push(server, {"linux/amd64": "ours"})
+    real = Registry.stream
+    cuts = [2]
+
+    def cut(self: Registry, repository: str, blob: str) -> Iterator[bytes]:
+        if cuts[0]:
+            cuts[0] -= 1
+            yield b"half of it"
+            raise Failed(Fault(Kind.TRANSIENT, "connection reset by peer"))
+        yield from real(self, repository, blob)
+
+    monkeypatch.setattr(Registry, "stream", cut)
+    place = tmp_path / "x"
+    layout.save(image, digest, "linux/amd64", place, Policy(attempts=3, first=0.001))
+    assert not [path for path in (place / "blobs" / "sha256").iterdir() if path.name.startswith(".")]
+    cuts[0] = 9
+    with pytest.raises(NetworkError, match=r"(?s)does not give a blob.*connection reset by peer.*whole is kept"):
+        layout.save(image, digest, "linux/amd64", tmp_path / "y", Policy(attempts=3, first=0.001))
+    assert list((tmp_path / "y" / "blobs" / "sha256").iterdir()) == []
