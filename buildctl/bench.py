@@ -174,9 +174,6 @@ def _root(folder: Path) -> Path:
 def _resume_problems(wanted: Wanted, images: Mapping[str, LocalImage]) -> list[Problem]:
     assert wanted.resume is not None
     where = str(wanted.resume)
-    if len(images) > 1:
-        return [Problem("one run of one image is resumed", "--resume", ", ".join(images), "one image",
-                        "name the image that ran")]
     try:
         plan = json.loads((wanted.resume / "plan.json").read_text(encoding="utf-8"))
         context = json.loads((wanted.resume / "context.json").read_text(encoding="utf-8"))

@@ -50,6 +50,8 @@ class Client:
         return {"State": {**self.state, "Running": self.lost >= 0}, "Config": {"User": "1000:1000"}}
 
     def put_archive(self, name: str, folder: str, data: io.BufferedReader) -> bool:
+        if self.state.get("full"):
+            raise APIError("no space left on device")
         with tarfile.open(fileobj=data) as tar:
             self.put.update({one.name: one for one in tar.getmembers()})
         return self.takes
@@ -155,6 +157,8 @@ def test_what_goes_in_belongs_to_the_containers_user(docker: Path, tmp_path: Pat
     client.takes = False
     with pytest.raises(EngineError, match="does not take files"):
         measure(docker, client, resume=folder)
+    with pytest.raises(EngineError, match="no space left"):
+        measure(docker, Client(full=True), resume=folder)
 
 
 def test_a_resumed_run_replaces_what_there_was_of_it(docker: Path) -> None:

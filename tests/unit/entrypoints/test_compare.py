@@ -199,6 +199,7 @@ def test_equal_numbers_everywhere_are_equivalent() -> None:
     assert compare.welch(same, same).interval(0.05).ratio() == [1.0, 1.0]
     assert compare.paired(same - same).p() is None
     assert compare.welch(same, same[:1]).p() == 1.0
+    assert compare.paired(same[:1]).interval(0.05).ratio() == [None, None]
 
 
 def test_a_close_call_says_how_many_rounds_more(shelf: Shelf) -> None:
