@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from buildctl import compat, context, fragment, patches
 from buildctl import lock as locks
 from buildctl.context import File
-from buildctl.errors import ManifestError, Problem
+from buildctl.errors import ManifestError, Problem, UsageError
 from buildctl.fragment import Stage
 from buildctl.host import Host
 from buildctl.image import TOOLS, LayerImage
@@ -29,6 +29,8 @@ _BASE, _PARENT, _LAYER = "base", "parent", "layer"
 _SHARED = ("tools", "entrypoint-env")
 #: part of every key: raise it when the meaning of a composition changes
 _FORMAT = 1
+#: what BuildKit can attest
+_ATTESTATIONS = ("provenance", "sbom")
 #: where the bootstrapped base lies in the context
 BASE_TAR = "base/base.tar"
 #: the environment variable that lends the host's index settings to a build, as a BuildKit secret
@@ -103,6 +105,27 @@ class Composition:
         stages = tuple(Stage(stage.name, found[stage.name], "") if stage.name in found else stage
                        for stage in self.stages)
         return replace(self, stages=stages)
+
+    def attested(self, specifications: Iterable[str]) -> Composition:
+        """The same composition with BuildKit's own attestations for its images, as `docker buildx build --attest` takes
+        them: the digest then names an index, and is another at every build.
+
+        :raises UsageError: one is no `type=provenance` or `type=sbom`.
+        """
+        wanted: dict[str, str] = {}
+        for text in specifications:
+            kind = dict(part.partition("=")[::2] for part in text.split(",")).get("type", "")
+            if kind not in _ATTESTATIONS:
+                raise UsageError(Problem("not an attestation of BuildKit", "--buildkit-attest", text,
+                                         "type=provenance[,mode=max] or type=sbom", "write it as for buildx"))
+            wanted[kind] = text
+        if not wanted:
+            return self
+        bake = json.loads(json.dumps(self.bake))
+        for image in self.images:
+            bake["target"][image.stage]["attest"] = [wanted.get(kind, f"type={kind},disabled=true")
+                                                     for kind in _ATTESTATIONS]
+        return replace(self, bake=bake)
 
     def reached(self, targets: Iterable[str]) -> set[str]:
         """The stages that building these stages needs."""
@@ -378,7 +401,7 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
             **({"network": "none"} if host.offline else {}),
             **({"contexts": {_BASE: f"oci-layout://{bottom}@{lock.base.digest}"}} if bottom else {}),
             # one manifest and no attestations: the same inputs give the same digest
-            "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
+            "attest": [f"type={kind},disabled=true" for kind in _ATTESTATIONS],
             "output": ["type=image,oci-mediatypes=true,compression=zstd"],
         }
 

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
               help="Build although the lock has no hash for some packages or the base; the image records it.")
 @click.option("--offline", is_flag=True,
               help="Build steps get no network; a wheelhouse filled by `buildctl fetch` has everything.")
+@click.option("--buildkit-attest", "own_attestations", multiple=True, metavar="SPEC",
+              help="BuildKit's own attestation of what is built, as buildx takes it (type=provenance,mode=max; "
+                   "type=sbom): the digest is another at every build. Repeatable.")
 @click.option("--no-attest", is_flag=True,
               help="With --push: attach neither provenance nor the bill of materials to what was built.")
 @click.option("--strict", is_flag=True,
@@ -48,11 +51,12 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple[str, ...], builder: str | None,
-            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, strict: bool, no_attest: bool,
-            wheelhouses: tuple[Path, ...], as_json: bool) -> None:
+            no_cache: bool, progress: str, allow_unlocked: bool, offline: bool, strict: bool,
+            own_attestations: tuple[str, ...], no_attest: bool, wheelhouses: tuple[Path, ...], as_json: bool) -> None:
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
     lent = host.read(wheelhouses, offline=offline)
     found, composition = composed(root, stack_name, wheelhouses, lent)
+    composition = composition.attested(own_attestations)
     if not allow_unlocked:
         locking.refuse_unlocked(composition.stack, found, composition.lock)
     cache = cache_dir()

@@ -90,7 +90,7 @@ def copy_project(target: Path, layers: str = "[cuda]") -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
     """A project with a tiny stack; its images are removed afterwards."""
-    project = copy_project(tmp_path / "project")
+    project = copy_project(tmp_path / f"p{os.getpid()}")
     yield project
     remove_images()
 

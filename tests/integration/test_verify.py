@@ -12,6 +12,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from buildctl.registry import Registry
 from tests.integration.conftest import buildctl, docker
 from tests.registry.server import RegistryServer
 
@@ -99,3 +100,19 @@ def test_what_cannot_be_verified(demo_image: str, words: tuple[str, ...], code: 
     assert ran.code == code, ran.err
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_buildkits_own_attestations_for_those_who_ask(tiny: Path, registry: RegistryServer) -> None:
+    ran = buildctl("build", "--stack", "tiny", "--buildkit-attest", "type=provenance,mode=max", "--progress", "plain",
+                   "--json", "--push", f"{registry.host}/team", cwd=tiny)
+    assert ran.code == 0, ran.err
+    (image,) = json.loads(ran.out)["images"]
+    name = f"{registry.host}/team/{next(tag for tag in image['tags'] if ':key-' in tag)}"
+    with Registry(registry.host) as client:
+        manifest = client.manifest("team/cuda", image["digest"])
+        assert manifest is not None
+        platforms = [entry["platform"]["os"] for entry in manifest.content["manifests"]]
+    assert platforms == ["linux", "unknown"]  # the image, and what is said about it
+    check = buildctl("verify", name, "--json", cwd=tiny)
+    assert check.code == 0, check.out + check.err
+    assert [one["kind"] for one in json.loads(check.out)["attached"]] == ["provenance", "sbom"]

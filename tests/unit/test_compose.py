@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from buildctl import compose as composing
 from buildctl import context, stack
 from buildctl.compose import Composition, compose
-from buildctl.errors import ManifestError
+from buildctl.errors import ManifestError, UsageError
 from buildctl.host import Host
 from buildctl.lock import LockedBase
 from tests.unit.projects import IMAGES, STACK, lock_of, make, ready, wheel
@@ -278,3 +279,34 @@ def test_image_names_are_checked(tmp_path: Path) -> None:
     assert "torch" in IMAGES
     assert composing.version_of.__doc__
     shutil.rmtree(tmp_path)
+
+
+def test_buildkits_attestations_are_for_those_who_ask(tmp_path: Path) -> None:
+    plain = composed(tmp_path)
+    off = ["type=provenance,disabled=true", "type=sbom,disabled=true"]
+
+    def attest(composition: Composition, target: str) -> Any:
+        return json.loads(composition.written()["docker-bake.json"].content())["target"][target]["attest"]
+
+    assert plain.attested(()) is plain
+    asked = plain.attested(["type=provenance,mode=max"])
+    assert attest(asked, "sglang-image") == ["type=provenance,mode=max", "type=sbom,disabled=true"]
+    assert attest(asked, "chain-sglang") == off  # what others build on stays what its key says
+    assert attest(plain, "sglang-image") == off
+    assert keys(asked) == keys(plain)
+    with pytest.raises(UsageError, match="not an attestation"):
+        plain.attested(["mode=max"])
+
+
+def test_labels_are_annotations_too_and_the_standards_own(tmp_path: Path) -> None:
+    composition = composed(tmp_path, revision="c" * 40)
+    target = json.loads(composition.written()["docker-bake.json"].content())["target"]["sglang-image"]
+    assert target["annotations"] == [f"manifest:{name}={value}" for name, value in target["labels"].items()]
+    labels = composition.image("sglang").labels
+    assert labels["org.opencontainers.image.revision"] == "c" * 40
+    assert labels["buildctl.lock"] == hashlib.sha256(composition.files["image/sglang/lock.json"].content()).hexdigest()
+    # image specification 1.1, annotations.md
+    standard = {"created", "authors", "url", "documentation", "source", "version", "revision", "vendor", "licenses",
+                "ref.name", "title", "description", "base.digest", "base.name"}
+    prefix = "org.opencontainers.image."
+    assert {name.removeprefix(prefix) for name in labels if name.startswith(prefix)} <= standard
