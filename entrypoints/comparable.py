@@ -185,7 +185,7 @@ def refuse(runs: Sequence[Run], allow: Iterable[str] = ()) -> dict[str, list[Any
 
 
 def _listed(values: Iterable[Any]) -> str:
-    texts = ["absent" if value is None else str(value) for value in values]
+    texts = ["absent" if value is None else str(value) or "given" for value in values]  # a flag without a value
     return " | ".join(text if len(text) <= 60 else f"{text[:57]}..." for text in dict.fromkeys(texts))
 
 

@@ -270,6 +270,11 @@ def test_what_must_be_the_same_is_refused_by_name(shelf: Shelf, other: dict[str,
         assert list(compared(folders, allow=kinds)["accepted"]) == kinds
 
 
+def test_a_flag_without_a_value_is_told(shelf: Shelf) -> None:
+    with pytest.raises(Invalid, match=r"absent \| given"):
+        compared([shelf.run("old"), shelf.run("new", change=argv("--enable-metrics"))])
+
+
 def test_a_group_is_one_image_in_one_environment(shelf: Shelf) -> None:
     quiet, loud = (edit("environment", {"NCCL_P2P_DISABLE": value}) for value in ("0", "1"))
     one, other = shelf.run("old", change=quiet), shelf.run("old", change=loud)
