@@ -21,7 +21,7 @@ body{margin:0 auto;max-width:72rem;padding:1rem;background:var(--bg);color:var(-
 h1{font-size:1.35rem;line-height:1.3;border-left:.4rem solid var(--mark);padding-left:.8rem;margin:.5rem 0 1rem}
 h2{font-size:1.1rem;margin:2rem 0 .5rem}
 .win{--mark:var(--win)}.loss{--mark:var(--loss)}.equivalent,.inconclusive,.invalid{--mark:var(--other)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr));gap:1rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem}
 figure{margin:0;background:var(--card);border-radius:.5rem;padding:.75rem}
 figcaption{color:var(--soft);font-size:.9rem;margin-bottom:.4rem}
 svg{width:100%;height:auto;display:block}
