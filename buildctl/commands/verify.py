@@ -42,11 +42,15 @@ _STACK_LABEL = "buildctl.stack"
 @click.option("--lock", "lock_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Another lock of that stack, such as an older one.")
 @click.option("--local", is_flag=True, help="Take the image from the engine although its name has a registry.")
+@click.option("--attempts", type=click.IntRange(1), default=6, show_default=True,
+              help="Attempts in all for faults that may pass.")
+@click.option("--wait", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS",
+              help="First wait between attempts, doubled each time; Retry-After is obeyed.")
 @wheelhouse_option
 @json_option
 @click.pass_obj
 def command(root: Path, reference: str, stack_name: str | None, lock_file: Path | None, local: bool,
-            wheelhouses: tuple[Path, ...], as_json: bool) -> int:
+            attempts: int, wait: float, wheelhouses: tuple[Path, ...], as_json: bool) -> int:
     """Compare IMAGE with a lock, package by package, file by file, patch by patch.
 
     A name with a registry is read from there, without an engine; any other from the engine. Nothing of it is run.
@@ -62,7 +66,7 @@ def command(root: Path, reference: str, stack_name: str | None, lock_file: Path 
             if not (named.tag or named.digest):
                 raise UsageError(Problem("the image must name a tag or digest", reference, "",
                                          "REGISTRY/IMAGE:TAG or REGISTRY/IMAGE@sha256:...", "write it in full"))
-            registry = Clients(open_ends, Policy(), "pull")(named.registry)
+            registry = Clients(open_ends, Policy(attempts, wait), "pull")(named.registry)
         engine = Engine()
         labels = _labels(registry, named) if registry else _engine_labels(engine, reference)
         composition = _composed(found, stack_name or _stack_of(labels, reference), lock_file)

@@ -6,18 +6,22 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from buildctl import attestations, contents, provenance, sbom
+from buildctl.commands import verify
 from buildctl.contents import Image
-from buildctl.errors import AuditError, BuildctlError, NetworkError, UsageError
+from buildctl.errors import AuditError, BuildctlError, ManifestError, NetworkError, UsageError
 from buildctl.oci import OCI_INDEX, OCI_MANIFEST, Descriptor, Manifest
 from buildctl.promote import Promoter
 from buildctl.reference import Reference, parse
 from buildctl.registry import Registry
 from buildctl.retry import Policy
+from tests.conftest import ROOT
 from tests.registry.proxy import Fault, FaultProxy
 from tests.unit import tars
 
@@ -68,14 +72,24 @@ def test_an_image_as_a_registry_has_it(registry: Registry, how: str) -> None:
     assert read(registry, f"@{manifest.digest}").digest == manifest.digest
 
 
-def test_after_a_cut_the_download_goes_on_where_it_was(registry: Registry, proxy: FaultProxy) -> None:
+def test_a_cut_in_the_middle_is_survived(registry: Registry, proxy: FaultProxy) -> None:
     manifest = put_image(registry, "1", PLAIN)
-    blob = manifest.blobs[1]
-    proxy.add(Fault("GET", f"blobs/{blob.digest}", "cut_answer", after=1_000_000, times=1))
-    proxy.requests.clear()
+    proxy.add(Fault("GET", f"blobs/{manifest.blobs[1].digest}", "cut_answer", after=1_000_000, times=1))
     assert read(registry, ":1").digest == manifest.digest
-    gets = [request for request in proxy.requests if request.path.endswith(blob.digest)]
-    assert [request.status for request in gets][1:] == [206]
+
+
+def test_a_download_goes_on_where_it_was(registry: Registry, proxy: FaultProxy) -> None:
+    blob = put_image(registry, "1", PLAIN).blobs[1]
+    stream = registry.open_blob(REPOSITORY, blob.digest)
+    data = stream.read(1000)
+    stream.close()  # as a cut does, which may take along what has arrived
+    while piece := stream.read(1 << 20):
+        data += piece
+    stream.close()
+    assert hashlib.sha256(data).hexdigest() == blob.digest.partition(":")[2]
+    gets = [request.status for request in proxy.requests if request.path.endswith(blob.digest)
+            and request.method == "GET"]
+    assert gets == [200, 206]
 
 
 def test_a_registry_that_knows_no_ranges_is_read_anew(registry: Registry, proxy: FaultProxy) -> None:
@@ -186,3 +200,20 @@ def test_errors_are_ours(registry: Registry, proxy: FaultProxy) -> None:
     with pytest.raises(BuildctlError) as caught:
         read(registry, ":1")
     assert caught.value.exit_code == 10
+
+
+@pytest.mark.parametrize(("fault", "code"), [
+    (Fault("GET", "", code=503), 11), (Fault("GET", "", code=403), 10), (Fault("GET", "manifests/", code=404), 2)])
+def test_verify_ends_as_the_other_commands_do(registry: Registry, proxy: FaultProxy, fault: Fault, code: int) -> None:
+    put_image(registry, "1", PLAIN[:1])
+    proxy.add(replace(fault))
+    done = CliRunner().invoke(verify.command, [f"{registry.host}/{REPOSITORY}:1", "--attempts", "2", "--wait", "0.01"],
+                              obj=ROOT)
+    assert isinstance(done.exception, BuildctlError)
+    assert done.exception.exit_code == code
+
+
+def test_a_stack_that_this_checkout_does_not_have(registry: Registry) -> None:
+    put_image(registry, "1", PLAIN[:1])
+    done = CliRunner().invoke(verify.command, [f"{registry.host}/{REPOSITORY}:1"], obj=ROOT)
+    assert isinstance(done.exception, ManifestError)
