@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Ran, buildctl, docker
+from tests.integration.conftest import Ran, buildctl
 from tests.registry.server import RegistryServer
 
 if sys.version_info >= (3, 14):
@@ -149,7 +149,8 @@ def test_credentials_are_used_and_left_nowhere(tiny: Path, registry: RegistrySer
         assert build.code == 0, build.err
         tag = next(tag for tag in json.loads(build.out)["images"][0]["tags"] if ":key-" in tag)
         check = buildctl("verify", f"{place}/{tag}", "--json", cwd=tiny, **planted.environment)
-        again = buildctl("push", "--stack", "tiny", "--to", place, "--json", cwd=tiny, **planted.environment)
+        again = buildctl("promote", f"{place}/{tag}", "--to", f"{registry.host}/prod/cuda:1", "--json", cwd=tiny,
+                         **planted.environment)
     assert again.code == 0, again.err
     assert {"docker"} <= processes.seen | {name.partition("-")[0] for name in processes.seen}
     assert processes.leaks == set()
@@ -157,7 +158,6 @@ def test_credentials_are_used_and_left_nowhere(tiny: Path, registry: RegistrySer
     # manifests, configs with history and labels, layers, provenance, bill of materials: everything that was pushed
     assert sum(path.name == "data" for path in registry.blobs.rglob("data")) > 10
     assert leaks_under(registry.folder, planted) == set()
-    assert planted.found(docker("history", "--no-trunc", tag) + docker("inspect", tag)) == set()
     report = json.loads(check.out)
     assert check.code == 0, report["differences"]
     assert [one["kind"] for one in report["attached"]] == ["provenance", "sbom"]
