@@ -122,9 +122,11 @@ def general_interval(table: Array, alpha: float = 0.05) -> Interval:
 
 
 def p_t(values: Array) -> float | None:
-    """p value of the t test against zero."""
-    if values.size < 2 or float(np.ptp(values)) == 0.0:
+    """p value of the t test against zero; None for less than two values, 0 or 1 for values that do not vary."""
+    if values.size < 2:
         return None
+    if float(np.ptp(values)) == 0.0:
+        return float(values[0] == 0.0)
     return finite(float(stats.ttest_1samp(values, 0.0).pvalue))
 
 
@@ -333,15 +335,15 @@ def _strata(table: Array, prompts: Sequence[str], strata: Mapping[str, str], see
 def holm(comparisons: Sequence[dict[str, Any]], alpha: float) -> list[float]:
     """Level at which each secondary comparison is judged (Holm): alpha/m for the smallest p, then alpha/(m-1), ...
 
-    Once one is not significant, the rest are judged at the level of that one.
+    Once one is not significant, the rest are judged at the level of that one. One without a p value comes last.
     """
-    ranked = sorted(range(len(comparisons)), key=lambda index: comparisons[index].get("p_t") or 0.0)
-    levels = [alpha] * len(comparisons)
+    p = [1.0 if one.get("p_t") is None else float(one["p_t"]) for one in comparisons]
+    levels = [alpha] * len(p)
     stopped = 0.0
-    for rank, index in enumerate(ranked):
-        level = stopped or alpha / (len(comparisons) - rank)
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        level = stopped or alpha / (len(p) - rank)
         levels[index] = level
-        if not stopped and (comparisons[index].get("p_t") or 0.0) > level:
+        if not stopped and p[index] > level:
             stopped = level
     return levels
 

@@ -198,6 +198,13 @@ def test_holm_judges_the_smallest_p_hardest_and_stops_at_the_first_that_fails() 
     rows = [{"p_t": 0.04}, {"p_t": 0.001}, {"p_t": 0.03}]
     assert analyse.holm(rows, 0.05) == [0.025, pytest.approx(0.05 / 3), 0.025]
     assert analyse.holm([{"p_t": 0.01}, {"p_t": 0.02}], 0.05) == [0.025, 0.05]
+    assert analyse.holm([{"p_t": None}, {"p_t": 0.0}, {"p_t": 0.02}], 0.06) == [0.06, 0.02, 0.03]
+
+
+def test_values_that_do_not_vary_have_a_p_value() -> None:
+    assert analyse.p_t(np.array([0.1, 0.1])) == 0.0
+    assert analyse.p_t(np.zeros(3)) == 1.0
+    assert analyse.p_t(np.array([0.1])) is None
 
 
 def test_total_rate_counts_only_while_all_streams_run() -> None:
