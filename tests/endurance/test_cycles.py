@@ -79,7 +79,8 @@ def test_fifty_lives_of_the_real_server(tmp_path: Path) -> None:
     models.chmod(0o777)
     docker("run", "--rm", "-v", f"{models}:/models", image, "python",
            "/opt/entrypoint/lib/entrypoints/demo_model.py", "/models")
-    out = docker("run", "--rm", "--read-only", "--tmpfs", "/tmp", "-v", f"{models}:/models:ro",
+    # without HEALTHCHECK: its processes would be taken for the server's
+    out = docker("run", "--rm", "--no-healthcheck", "--read-only", "--tmpfs", "/tmp", "-v", f"{models}:/models:ro",
                  "-v", f"{SCRIPT}:/cycles.py:ro", "--env", "PYTHONPATH=/opt/entrypoint/lib", image,
                  "/opt/entrypoint/venv/bin/python", "/cycles.py", os.environ.get("ENDURANCE_CYCLES", "50"),
                  "/models/target", "/models/draft", check=False)
