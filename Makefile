@@ -45,6 +45,9 @@ test-endurance: $(ENV) engine ## 50 lives of the real server (ENDURANCE_CYCLES=N
 bench: $(ENV) engine ## our own speed, side by side with plain tools
 	$(BIN)/python -m tests.perf.bench
 
+bench-fresh: $(ENV) engine tools ## builds on an empty engine, beside bake with a registry cache (root; about 15 minutes)
+	$(BIN)/python -m tests.perf.fresh
+
 demo-model: $(ENV) engine ## the tiny models of the demo, made inside the image
 	sh scripts/demo.sh model
 
@@ -54,4 +57,4 @@ demo: $(ENV) engine ## build the CPU stack, run its image, benchmark EAGLE-3 aga
 clean: ## what builds and demos wrote into the checkout; images stay
 	rm -rf .buildctl results .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
-.PHONY: help env engine tools lint test-unit test test-stack test-endurance bench demo-model demo clean
+.PHONY: help env engine tools lint test-unit test test-stack test-endurance bench bench-fresh demo-model demo clean

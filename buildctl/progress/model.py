@@ -487,7 +487,8 @@ _NETWORK = re.compile(r"dial tcp|no such host|i/o timeout|connection re(?:fused|
                       r"too many requests|\b50[0234] (?:internal server error|bad gateway|service unavailable|"
                       r"gateway time-?out)", re.IGNORECASE)
 _ENGINE = re.compile(r"cannot connect to the docker daemon|is the docker daemon running|code = Unavailable|"
-                     r"error reading from server: EOF|failed to list workers|no builder .* found", re.IGNORECASE)
+                     r"error reading from server: EOF|failed to list workers|DeadlineExceeded: |no builder .* found",
+                     re.IGNORECASE)
 
 _TODO = {
     Cause.STEP: "read the end of the step's output above",

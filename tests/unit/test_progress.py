@@ -365,6 +365,8 @@ def test_the_cause_of_a_failed_command(code: int, log: bytes, cause: Cause) -> N
     ("write /x: no space left on device", Cause.DISK),
     ("Cannot connect to the Docker daemon at tcp://127.0.0.1:1. Is the docker daemon running?", Cause.ENGINE),
     ('no builder "nope" found', Cause.ENGINE),
+    # an engine with more to do than it can
+    ("DeadlineExceeded: context deadline exceeded", Cause.ENGINE),
     ("open bake.json: no such file or directory", Cause.DEFINITION),
 ])
 def test_the_cause_of_a_failure_without_a_step(text: str, cause: Cause) -> None:
