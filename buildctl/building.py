@@ -56,6 +56,8 @@ class Outcome:
     resumed: Mapping[str, str] = field(default_factory=dict)
     #: where the builder pushed images and chain stages, by digest; None: the engine has them
     straight_to: Target | None = None
+    #: chain tag -> what the engine calls that stage for this run alone; another run takes only its own names away
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -116,7 +118,11 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
     folder = rendering.folder_of(project, composition.stack.name)
     rendering.render(resumed, folder, cache, say, needed)
     log = project.work / composition.stack.name / "logs" / f"build-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    if request.straight_to is not None:
+    local: dict[str, str] = {}
+    if request.straight_to is None:
+        local = {stage.tag: f"{stage.tag}-{os.getpid()}-{time.time_ns():x}" for stage in chain}
+        settings += [f"{stage.target}.tags={local[stage.tag]}" for stage in chain]
+    else:
         names = {image.stage: image.tags[1] for image in todo} | {stage.target: stage.tag for stage in chain}
         settings = [setting for target, tag in names.items()
                     for setting in _straight(target, request.straight_to.place(parse(tag)).name, request.plain_http)]
@@ -128,7 +134,7 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
     plan.write_record(record_path, todo)
     return Outcome(tuple(present.get(image.name) or made[image.name] for image in wanted), chain, baked,
                    time.monotonic() - began, log, {name: there for name, there in stages.items() if name in needed},
-                   request.straight_to)
+                   request.straight_to, local)
 
 
 def _straight(target: str, repository: str, plain_http: bool) -> list[str]:

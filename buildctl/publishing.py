@@ -32,7 +32,7 @@ def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher) ->
 
     for stage in outcome.chain:
         if outcome.straight_to is None or outcome.baked is None:
-            jobs += [Job(stage.tag, place.place(parse(stage.tag))) for place in places]
+            jobs += [Job(outcome.names[stage.tag], place.place(parse(stage.tag))) for place in places]
         else:
             settle(parse(stage.tag), outcome.baked.digests[stage.target], stage.key)
     for built in outcome.images:

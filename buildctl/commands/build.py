@@ -91,7 +91,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
         finished = time.time()
         drifted, unseen = drift.of(engine, (built.image.tags[1] for built in outcome.images
-                                            if built.state != "published"))
+                                            if built.state not in ("published", "pushed")))
         if strict:
             drift.refuse(drifted, unseen, stack_name)
         if not as_json:
@@ -99,7 +99,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
         for line in drift.lines(drifted, stack_name):
             _say(line)
         pushed = _publish(outcome, places, publisher, engine) if publisher else []
-        if publisher and not no_attest:
+        if publisher and not no_attest and any(built.state != "published" for built in outcome.images):
             how = Build("" if builder else engine.facts().version, builder or "", began, finished)
             pushed += attestations.attach_all(composition, outcome.images, pushed, places, publisher.registry,
                                               origin(found.root), how, os.environ)
@@ -118,8 +118,8 @@ def _publish(outcome: building.Outcome, places: list[Target], publisher: Publish
         return publishing.publish(outcome, places, publisher)
     finally:
         # these names are of use in a registry only; the cache keeps the content
-        for stage in outcome.chain if outcome.straight_to is None else ():
-            engine.untag(stage.tag)
+        for name in outcome.names.values():
+            engine.untag(name)
 
 
 def _refuse_hidden_login(place: Target, builder: Builder) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from buildctl.registry import Registry
 from tests.integration.conftest import PREFIX, buildctl, docker, remove_images
+from tests.registry.proxy import FaultProxy
 from tests.registry.server import RegistryServer
 
 pytestmark = pytest.mark.engine
@@ -50,12 +51,13 @@ def digest(server: RegistryServer, repository: str, tag: str) -> str:
 
 def test_published_once_then_never_built_again(tiny: Path, registry: RegistryServer, second: RegistryServer) -> None:
     place = f"{registry.host}/team"
+    before = local_tags()
     first = build(tiny, place)
     (image,) = first["images"]
     version, key = (tag.split(":")[1] for tag in image["tags"])
     assert image["state"] == "built"
     assert digest(registry, "team/cuda", key) == digest(registry, "team/cuda", version) == image["digest"]
-    assert not [tag for tag in local_tags() if ":chain-" in tag]
+    assert not [tag for tag in local_tags() - before if ":chain-" in tag]
 
     # a machine with nothing in its engine
     remove_images()
@@ -65,6 +67,13 @@ def test_published_once_then_never_built_again(tiny: Path, registry: RegistrySer
     assert again["build"] is None
     assert [move["action"] for move in again["pushed"]] == ["keep"]
     assert not [tag for tag in local_tags() if PREFIX in tag]
+
+    # with nothing to do it asks for two tags, and for no engine
+    with FaultProxy(registry.host) as proxy:
+        ran = buildctl("build", "--stack", "tiny", "--push", f"{proxy.host}/team", cwd=tiny,
+                       DOCKER_HOST="unix:///nowhere")
+        assert ran.code == 0, ran.err
+        assert [request.method for request in proxy.requests] == ["HEAD", "HEAD"]
 
     both = build(tiny, place, f"{second.host}/mirror")
     assert both["build"] is None

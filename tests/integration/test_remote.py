@@ -162,15 +162,16 @@ def test_a_remote_builder_pushes_by_itself(small: Path, builder: dict[str, str],
     version, key = image["tags"]
     assert image["state"] == "pushed"
     assert {digest(proxy, tag, space) for tag in (version, key) for space in ("team", "mirror")} == {image["digest"]}
-    assert {entry["action"] for entry in made["pushed"]} <= {"upload", "tag", "keep", "move"}
     with Registry(proxy.upstream, plain_http=True) as client:
         chain = [tag for tag in client.tags("team/cuda") if tag.startswith("chain-")]
         manifest = client.manifest("team/cuda", key.partition(":")[2])
         assert manifest is not None
         assert key_of(client, "team/cuda", manifest) == image["key"]
         assert set(client.tags("mirror/cuda")) & set(chain), "the other place gets the stages too"
-    uploads = [request for request in proxy.requests if request.method == "PUT" and "/blobs/" in request.path]
-    assert {request.peer for request in uploads} == {second.address}, "no layer came from here"
+    here = sum(request.body_bytes for request in proxy.requests if request.peer == second.gateway)
+    there = sum(request.body_bytes for request in proxy.requests if request.peer == second.address)
+    assert here < 100_000, "attached documents and manifests, no layer"
+    assert there > 0
     assert key not in local_tags()
     assert key not in second.docker("images", "--format", "{{.Repository}}:{{.Tag}}")
     # another machine goes on from there, and has nothing to do
@@ -192,18 +193,18 @@ def test_a_remote_builder_pushes_by_itself(small: Path, builder: dict[str, str],
 
 def test_two_runners_build_and_push_one_stack_at_once(small: Path, builder: dict[str, str], second: SecondEngine,
                                                       proxy: FaultProxy, tmp_path: Path) -> None:
-    """One by an engine, one by a builder that pushes itself; both succeed, and the registry has one image."""
-    other = shutil.copytree(small, tmp_path / "other")
+    """Two jobs on one engine, one on a builder that pushes itself; all succeed, and the registry has one image."""
+    other, third = (shutil.copytree(small, tmp_path / name) for name in ("other", "third"))
     words = [sys.executable, "-m", "buildctl", "build", "--stack", "tiny", "--json", "--push", f"{proxy.host}/team"]
     processes = [subprocess.Popen([*words, *more], cwd=folder, env={**os.environ, **builder}, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                 for folder, more in ((small, []), (other, ["--builder", BUILDER]))]
+                 for folder, more in ((small, []), (other, []), (third, ["--builder", BUILDER]))]
     told = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
+    assert [process.returncode for process in processes] == [0, 0, 0], told
     images = [json.loads(out)["images"][0] for out, _ in told]
     version, key = images[0]["tags"]
-    assert images[1]["tags"] == [version, key]
-    assert digest(proxy, key) in {image["digest"] for image in images}
+    assert all(image["tags"] == [version, key] for image in images)
+    assert digest(proxy, key)
     with Registry(proxy.upstream, plain_http=True) as client:
         manifest = client.manifest("team/cuda", version.partition(":")[2])
         assert manifest is not None

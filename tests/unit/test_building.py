@@ -201,6 +201,17 @@ def test_a_builder_that_pushes_by_itself_needs_no_engine(parts: tuple[Project, C
     assert len(error.value.problems) == len(composition.chain)
 
 
+def test_stages_have_names_of_their_run_in_the_engine(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    """Two jobs on one engine publish the same stages; each takes away its own names only."""
+    outcome = build(parts, Request(chain=True))
+    assert set(outcome.names) == {stage.tag for stage in outcome.chain}
+    assert all(name.startswith(f"{tag}-") for tag, name in outcome.names.items())
+    assert parts[2].baked[0]["settings"] == [
+        f"{stage.target}.tags={outcome.names[stage.tag]}" for stage in outcome.chain]
+    again = build(parts, Request(chain=True, no_cache=True))
+    assert not set(again.names.values()) & set(outcome.names.values())
+
+
 def test_the_disk_is_checked_where_the_build_runs(parts: tuple[Project, Composition, KnownEngine],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder's disk cannot be seen: that is said. The engine's, where the images go, can."""
