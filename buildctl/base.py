@@ -26,7 +26,6 @@ _PINS = "/etc/apt/preferences.d/buildctl"
 #: where mirrors of snapshot.debian.org are when nothing else is said, and the variable that says it
 SNAPSHOTS = "https://snapshot.debian.org/archive"
 SNAPSHOT_VARIABLE = "BUILDCTL_SNAPSHOT_MIRROR"
-_PUBLIC = ("http://deb.debian.org/debian", "http://deb.debian.org/debian-security")
 #: suites that get their security updates by themselves
 _ROLLING = ("sid", "unstable", "experimental")
 
@@ -84,9 +83,10 @@ def ensure(lock: Lock, cache: Path, say: Callable[[str], None]) -> Path:
 
 
 def sources(base: LockedBase, environ: Mapping[str, str] | None = None, apt: Path = Path("/etc/apt")) -> list[str]:
-    """The lines of the base's sources.list: a snapshot, else the machine's own Debian mirror, else the public one.
+    """The lines of the base's sources.list: a snapshot, else the machine's own Debian mirror.
 
-    mmdebstrap reads sources itself only for the machine's own suite; the mirror is right for every suite.
+    mmdebstrap reads sources itself only for the machine's own suite; the mirror is right for every suite. Empty when
+    the machine knows none: mmdebstrap then has its own default.
 
     :raises ManifestError: the host names a mirror of snapshots that no sources.list can hold.
     """
@@ -104,7 +104,7 @@ def sources(base: LockedBase, environ: Mapping[str, str] | None = None, apt: Pat
         main, security = (next((url for url in known if url.rstrip("/").endswith(f"/{name}")), "")
                           for name in ("debian", "debian-security"))
         if not main:
-            main, security = _PUBLIC
+            return []
     lines = [f"deb {main} {base.suite} main"]
     if security and base.suite not in _ROLLING:
         lines.append(f"deb {security} {base.suite}-security main")

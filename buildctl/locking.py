@@ -313,17 +313,18 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
 
 def _debian(stack: Stack, base: LockedBase, before: Lock | None, inputs: dict[str, str], wish: Wish,
             host: Host) -> Mapping[str, Mapping[str, str]]:
-    """What apt installs in a bootstrapped base and in the layers; nothing where this host has no apt."""
+    """What apt installs in a bootstrapped base and in the layers; nothing where this host has no apt or no mirror."""
     if base.source != "bootstrap":
         return {}
     if before and before.debian and before.base == base and before.inputs.get("debian") == inputs["debian"] \
             and not wish.upgrade_debian and not wish.upgrade_all:
         return before.debian
-    if not debian.available():
+    lines = bases.sources(base)
+    if not lines or not debian.available():
         return {}
     lists = locks.apt_of(stack)
     tools = {name: wanted for name, wanted in lists.items() if name == stack.tools.name}
-    return debian.resolve(bases.sources(base), bases.architecture(stack.platform), base.include,
+    return debian.resolve(lines, bases.architecture(stack.platform), base.include,
                           {name: wanted for name, wanted in lists.items() if name not in tools}, tools, host.ca)
 
 
