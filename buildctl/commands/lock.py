@@ -70,9 +70,12 @@ def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str,
         click.echo(f"warning: {shown} is not complete; out of reach when it was made:", err=True)
         for text in lock.open_ends:
             click.echo(f"  unlocked: {text}", err=True)
+    if lock.base.source == "bootstrap" and "base" in changed and base_source == "auto" and loaded.base.image:
+        click.echo(f"warning: the base is a bootstrap: the registry gave no digest of {loaded.base.image}; "
+                   "`--base registry` says why, `--base bootstrap` wants it so", err=True)
     if lock.base.source == "bootstrap" and not lock.debian:
-        click.echo(f"warning: {shown} has no versions of Debian packages: this machine has no apt-get; builds take "
-                   "what the mirror has, and nothing can tell drift", err=True)
+        click.echo(f"warning: {shown} has no versions of Debian packages: this machine has no apt-get or its apt knows "
+                   "no Debian mirror; builds take what there is, and nothing can tell drift", err=True)
     if as_json:
         emit({"stack": stack_name, "lock": shown, "changed": list(changed), "unlocked": list(lock.open_ends),
               "debian": {place: len(packages) for place, packages in lock.debian.items()},

@@ -11,7 +11,9 @@ import pytest
 
 from buildctl import cli, debian
 from buildctl import lock as locks
+from buildctl.errors import NetworkError, Problem
 from buildctl.lock import LockedBase, Unlocked
+from buildctl.registry import Registry
 from tests.unit.projects import STACK, ready
 
 #: a stack whose lock needs no source
@@ -81,6 +83,23 @@ def test_a_lock_without_debian_packages_says_why(tmp_path: Path, capsys: pytest.
     assert (code, json.loads(out)["debian"]) == (0, {})
     assert "no versions of Debian packages: this machine has no apt-get" in err
     assert run(capsys, project.root, "lock", "small", "--check", "--upgrade-debian")[0] == 2
+
+
+def test_a_bootstrap_in_place_of_a_registry_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    project, loaded, lock = ready(tmp_path, PLAIN)
+    locks.path_of(loaded).write_text(locks.dump(replace(lock, base=LockedBase("registry", image="debian:12"),
+                                                        inputs={**lock.inputs, "base": "other"})))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NetworkError(Problem("no answer", "registry"))
+
+    monkeypatch.setattr(Registry, "head", refuse)
+    monkeypatch.setattr(debian, "available", lambda: False)
+    code, _, err = run(capsys, project.root, "lock", "small")
+    assert code == 0
+    assert "the registry gave no digest of debian:bookworm-slim" in err
+    assert "no digest" not in run(capsys, project.root, "lock", "small")[2]
 
 
 def test_a_lock_that_is_not_complete_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
