@@ -11,7 +11,7 @@ from typing import Any
 
 from buildctl import plan, rendering
 from buildctl.compose import INDEX_VARIABLE, ChainStage, Composition, ImagePlan
-from buildctl.engine import Baked, Builder, Engine
+from buildctl.engine import Baked, Builder, Collision, Engine
 from buildctl.errors import AuditError, Problem, ResourceError
 from buildctl.host import Host
 from buildctl.image_config import KEY_LABEL
@@ -23,6 +23,8 @@ from buildctl.resume import Found
 #: free bytes of a builder whose disk cannot be seen from here, as its owner states them
 FREE_DISK = "BUILDCTL_FREE_DISK"
 _NOTHING = Found({}, {})
+#: how often a build is done again because another one gave the same names at the same moment
+_COLLISIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +129,31 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
         settings = [setting for target, tag in names.items()
                     for setting in _straight(target, request.straight_to.place(parse(tag)).name, request.plain_http)]
     secrets = {INDEX_VARIABLE: config} if (config := host.uv_config()) is not None else {}
-    baked = engine.bake(folder, targets, log, show=request.show,
-                        builder=request.builder.name if request.builder else None, no_cache=request.no_cache,
-                        settings=settings, environment=secrets)
+    baked = _bake(engine, request, folder, targets, log, settings, secrets, say)
     made = prove(engine, todo) if request.straight_to is None else _pushed(todo, chain, baked.digests)
     plan.write_record(record_path, todo)
     return Outcome(tuple(present.get(image.name) or made[image.name] for image in wanted), chain, baked,
                    time.monotonic() - began, log, {name: there for name, there in stages.items() if name in needed},
                    request.straight_to, local)
+
+
+def _bake(engine: Engine, request: Request, folder: Path, targets: list[str], log: Path, settings: list[str],
+          secrets: dict[str, str], say: Callable[[str], None]) -> Baked:
+    """Bake; once more, from the cache, when another build gave the same names at the same moment."""
+
+    def once(no_cache: bool) -> Baked:
+        return engine.bake(folder, targets, log, show=request.show,
+                           builder=request.builder.name if request.builder else None, no_cache=no_cache,
+                           settings=settings, environment=secrets)
+
+    no_cache = request.no_cache
+    for _ in range(_COLLISIONS):
+        try:
+            return once(no_cache)
+        except Collision:
+            say("another build gave the same name at the same moment; once more, from the cache")
+            no_cache = False
+    return once(no_cache)
 
 
 def _straight(target: str, repository: str, plain_http: bool) -> list[str]:

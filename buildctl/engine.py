@@ -39,10 +39,15 @@ from buildctl.registry import is_local, plain_http
 if TYPE_CHECKING:
     import docker
 
+
+class Collision(EngineError):
+    """Another build gave an image the same name at the same moment; doing it again helps."""
+
+
 _ERRORS: Mapping[Cause, type[BuildctlError]] = {
     Cause.STEP: BuildError, Cause.DEFINITION: BuildError, Cause.DISK: ResourceError, Cause.MEMORY: ResourceError,
     Cause.BASE: BuildError, Cause.NETWORK: NetworkError, Cause.AUTH: AuthError, Cause.REFUSED: AuthError,
-    Cause.ENGINE: EngineError}
+    Cause.ENGINE: EngineError, Cause.COLLISION: Collision}
 _HINT = "start it (`make engine` installs and starts one on Debian and Ubuntu), or set DOCKER_HOST"
 #: how long buildx may take to clean up after an interrupt, in seconds
 _GRACE = 15.0
@@ -274,6 +279,7 @@ class Engine:
         :param settings: overrides as `--set` takes them.
         :param environment: variables that bake reads secrets from.
         :raises BuildctlError: of the class that fits the first true error.
+        :raises Collision: another build was naming the same image.
         :raises Interrupted: interrupted; buildx was told and waited for.
         """
         with tempfile.NamedTemporaryFile(prefix="buildctl-metadata-", suffix=".json") as metadata:

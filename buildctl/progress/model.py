@@ -63,6 +63,7 @@ class Cause(Enum):
     REFUSED = "refused"
     BASE = "base"
     ENGINE = "engine"
+    COLLISION = "collision"
     DEFINITION = "definition"
 
 
@@ -477,6 +478,8 @@ def _excerpt(lines: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
+#: the containerd store looks whether a name is there and then creates it; of two builds at once one is too late
+_COLLISION = re.compile(r'image "[^"]+": already exists$')
 _DISK = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _AUTH = re.compile(r"\b401\b|\b403\b|unauthorized|authorization failed|authentication required|access denied|"
                    r"requested access to the resource is denied", re.IGNORECASE)
@@ -501,6 +504,7 @@ _TODO = {
     Cause.BASE: "the registry no longer has this image: name another base in the stack and lock again; where it is a "
                 "stage of ours, build once more",
     Cause.ENGINE: "see that the engine or builder runs (docker info, docker buildx ls), then build again",
+    Cause.COLLISION: "another build gave the same name at the same moment: build again, finished steps are kept",
     Cause.DEFINITION: "repair the composed Dockerfile's source: the fragment or the stack",
 }
 
@@ -516,6 +520,8 @@ def _cause(kind: Kind | None, message: str, log: tuple[str, ...]) -> Cause:
         found = _PUSHED.get(fault.of_engine(message).kind)
         if found is not None:
             return found
+    if kind is Kind.EXPORT and _COLLISION.search(message):
+        return Cause.COLLISION
     if kind is not Kind.INSTRUCTION and _GONE.search(message):
         return Cause.BASE
     if kind is Kind.INTERNAL and message == "context deadline exceeded":  # waiting for connection

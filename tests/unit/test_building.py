@@ -12,8 +12,8 @@ import pytest
 from buildctl import base, building, plan
 from buildctl.building import Request
 from buildctl.compose import Composition, compose
-from buildctl.engine import Baked, Builder, Engine, Facts, LocalImage
-from buildctl.errors import AuditError, ResourceError, UsageError
+from buildctl.engine import Baked, Builder, Collision, Engine, Facts, LocalImage
+from buildctl.errors import AuditError, Problem, ResourceError, UsageError
 from buildctl.host import Host
 from buildctl.progress import BuildRecord
 from buildctl.project import Project
@@ -232,3 +232,23 @@ def test_the_disk_is_checked_where_the_build_runs(parts: tuple[Project, Composit
         attempt(Request(builder=FAR, no_cache=True))
     assert [problem.where for problem in error.value.problems] == ["builder far (BUILDCTL_FREE_DISK)",
                                                                   "/var/lib/docker"]
+
+
+def test_a_build_that_another_one_got_in_the_way_of_is_done_again(
+        parts: tuple[Project, Composition, KnownEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, real = parts[2], KnownEngine.bake
+    asked: list[bool] = []
+
+    def bake(self: KnownEngine, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
+        asked.append(rest["no_cache"])
+        if len(asked) < collisions:
+            raise Collision(Problem('image "cuda:1": already exists'))
+        return real(self, folder, targets, log, **rest)
+
+    monkeypatch.setattr(KnownEngine, "bake", bake)
+    collisions = 3
+    assert build(parts, Request(no_cache=True)).baked is not None
+    assert (asked, len(engine.baked)) == ([True, False, False], 1)
+    collisions = 100
+    with pytest.raises(Collision):
+        build(parts, Request(no_cache=True))

@@ -567,3 +567,4 @@ def test_the_cause_of_a_builders_failed_push(answer: str, cause: Cause) -> None:
 
 def test_a_builder_that_cannot_be_reached_is_the_engines_fault() -> None:
     assert _cause(Kind.INTERNAL, "context deadline exceeded", ()) is Cause.ENGINE
+    assert _cause(Kind.EXPORT, 'image "docker.io/library/cuda:1": already exists', ()) is Cause.COLLISION
