@@ -231,18 +231,6 @@ def program() -> str:
     return found
 
 
-def about(engine: Engine) -> dict[str, Any]:
-    """The engine's own words (`docker info`). Raises `EngineError`."""
-    from docker.errors import APIError
-
-    try:
-        found: dict[str, Any] = engine.client.info()
-    except (APIError, OSError) as error:
-        raise EngineError(Problem("the Docker engine does not answer", "engine", _last(str(error)), "an answer",
-                                  "see `docker info`")) from None
-    return found
-
-
 #: words of the engine; error, what is wrong, what is expected, what to do
 _REFUSALS: tuple[tuple[tuple[str, ...], type[EngineError | UsageError], str, str, str], ...] = (
     (("could not select device driver",), EngineError, "the engine has no GPU runtime",

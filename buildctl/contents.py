@@ -90,14 +90,7 @@ def from_registry(registry: Registry, reference: Reference, platform: str, keep:
 
 def manifest_of(registry: Registry, reference: Reference, platform: str) -> Manifest:
     """The manifest of an image, of an index the one for a platform. Raises as `from_registry`."""
-    wanted = reference.digest or reference.tag
-    manifest = registry.manifest(reference.repository, wanted)
-    if manifest is None:
-        raise UsageError(Problem("no such image in the registry", str(reference), "", "an image that was pushed",
-                                 "push it first, or correct the reference"))
-    if reference.digest and manifest.digest != reference.digest:
-        raise NetworkError(Problem("the registry answers with other bytes than asked for", str(reference),
-                                   manifest.digest, reference.digest, "repeat, then suspect the registry"))
+    manifest = registry.existing(reference)
     if manifest.media_type not in INDEXES:
         return manifest
     child = _child(manifest.content.get("manifests", []), platform, str(reference))

@@ -182,7 +182,7 @@ class Engine:
 
         :raises EngineError: no engine answers.
         """
-        info = self._ask("info")
+        info = self.info()
         status = {row[0]: row[1] for row in info.get("DriverStatus") or ()}
         root = str(info.get("DockerRootDir", ""))
         # a socket may lead to a virtual machine or out of a container: then the engine has another name than we
@@ -191,6 +191,13 @@ class Engine:
                      str(status.get("driver-type", "")).startswith("io.containerd.snapshotter"),
                      root if local else f"{dial.context() or os.environ.get('DOCKER_HOST') or dial.DEFAULT}: {root}",
                      shutil.disk_usage(root).free if local else None)
+
+    def info(self) -> dict[str, Any]:
+        """The engine's own words (`docker info`).
+
+        :raises EngineError: no engine answers.
+        """
+        return self._ask("info")
 
     @property
     def away(self) -> bool:
@@ -348,14 +355,13 @@ class Engine:
                                   todo="`make engine` installs both on Debian and Ubuntu"))
 
     def _ask(self, call: str, *arguments: str, **options: object) -> dict[str, Any]:
-        import requests
         from docker.errors import APIError, NotFound
 
         try:
             return cast(dict[str, Any], getattr(self.client, call)(*arguments, **options))
         except NotFound:
             raise
-        except (APIError, requests.RequestException) as error:
+        except (APIError, OSError) as error:  # errors of requests are OSErrors
             raise EngineError(Problem("the Docker engine does not answer", "engine", found=_first(error),
                                       expected="an answer", todo=_HINT)) from None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from buildctl import bench, binding
 from buildctl.bench import Wanted
-from buildctl.container import Container, Ended, Output, Spec, about, hardened
+from buildctl.container import Container, Ended, Output, Spec, hardened
 from buildctl.engine import Engine, LocalImage
 from buildctl.errors import AuditError, Interrupted, Problem, UsageError
 
@@ -49,7 +49,7 @@ def measure(engine: Engine, spec: Spec, image: LocalImage, wanted: Wanted, out: 
     :raises AuditError: the entrypoint claims a verdict and left no run, or the run is of another image.
     :raises BuildctlError: the container could not be run, or its results not be fetched.
     """
-    facts = about(engine)
+    facts = engine.info()
     with Container(engine, spec, say) as box:
         if files := bench.uploads(wanted):
             box.put(files, bench.RESULTS)

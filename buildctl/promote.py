@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from buildctl import results
-from buildctl.errors import NetworkError, Problem, TagExistsError, UsageError
+from buildctl.errors import NetworkError, Problem, TagExistsError
 from buildctl.image_config import identity_of
 from buildctl.oci import Manifest
 from buildctl.reference import Reference
@@ -70,13 +70,7 @@ class Promoter:
         the result is missing, foreign or not good enough, `TagExistsError` with all targets that may not move.
         """
         registry = self._registry(source.registry)
-        manifest = registry.manifest(source.repository, source.digest or source.tag)
-        if manifest is None:
-            raise UsageError(Problem("no such image in the registry", str(source), "", "an image that was pushed",
-                                     "push it first, or correct the reference"))
-        if source.digest and manifest.digest != source.digest:
-            raise NetworkError(Problem("the registry answers with other bytes than asked for", str(source),
-                                       manifest.digest, source.digest, "repeat, then suspect the registry"))
+        manifest = registry.existing(source)
         if result is not None or require is not None:
             identity = identity_of(registry, source.repository, manifest)
             if result is None:

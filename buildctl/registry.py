@@ -19,10 +19,10 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from buildctl import fault as faults
 from buildctl.credentials import Credentials, Source, lookup
-from buildctl.errors import BuildctlError
+from buildctl.errors import BuildctlError, NetworkError, Problem, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.oci import ACCEPT, MANIFESTS, OCI_INDEX, OCI_MANIFEST, Descriptor, Manifest, digest_of
-from buildctl.reference import DOCKER_HUB
+from buildctl.reference import DOCKER_HUB, Reference
 from buildctl.retry import Failed, Policy, Retry
 
 if TYPE_CHECKING:
@@ -91,6 +91,21 @@ class Registry:
             raise self._error(Fault(Kind.REFUSED, f"a manifest of type {_media_type(answer)!r}; this is no registry, "
                                                   "or something in front of it answers"), repository)
         return Manifest(_media_type(answer), answer.content)
+
+    def existing(self, reference: Reference) -> Manifest:
+        """The manifest or index of an image that must be there.
+
+        :raises UsageError: there is no such image.
+        :raises NetworkError: the registry answers with other bytes than the digest names.
+        """
+        found = self.manifest(reference.repository, reference.digest or reference.tag)
+        if found is None:
+            raise UsageError(Problem("no such image in the registry", str(reference), "", "an image that was pushed",
+                                     "push it first, or correct the reference"))
+        if reference.digest and found.digest != reference.digest:
+            raise NetworkError(Problem("the registry answers with other bytes than asked for", str(reference),
+                                       found.digest, reference.digest, "repeat, then suspect the registry"))
+        return found
 
     def put_manifest(self, repository: str, reference: str, manifest: Manifest) -> requests.Response:
         """Store a manifest under a tag or digest."""

@@ -31,6 +31,15 @@ def json_option(command: F) -> F:
         command)
 
 
+def retry_options(command: F) -> F:
+    """`--attempts` and `--wait`: how patient a command is with a registry."""
+    attempts = click.option("--attempts", type=click.IntRange(1), default=6, show_default=True,
+                            help="Attempts in all for faults that may pass.")
+    wait = click.option("--wait", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS",
+                        help="First wait between attempts, doubled each time; Retry-After is obeyed.")
+    return attempts(wait(command))
+
+
 def wheelhouse_option(command: F) -> F:
     """`--wheelhouse`, repeatable; the host's own find-links settings count as well."""
     return click.option("--wheelhouse", "wheelhouses", multiple=True, metavar="DIR",

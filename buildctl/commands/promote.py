@@ -10,7 +10,7 @@ import click
 
 from buildctl import results
 from buildctl.cli import emit
-from buildctl.commands._options import json_option
+from buildctl.commands._options import json_option, retry_options
 from buildctl.engine import Engine
 from buildctl.errors import Problem, UsageError
 from buildctl.promote import Move, Promoter
@@ -31,10 +31,7 @@ from buildctl.retry import Policy, Retry
               help="A benchmark's results folder: attached to the digest, and what --require-verdict looks at. "
                    "Without it the newest result attached before counts.")
 @click.option("--dry-run", is_flag=True, help="Say what would move where, and stop.")
-@click.option("--attempts", type=click.IntRange(1), default=6, show_default=True,
-              help="Attempts in all for faults that may pass.")
-@click.option("--wait", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS",
-              help="First wait between attempts, doubled each time; Retry-After is obeyed.")
+@retry_options
 @json_option
 def command(reference: str, targets: tuple[str, ...], move: bool, require: str | None, folder: Path | None,
             dry_run: bool, attempts: int, wait: float, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from buildctl.cli import emit
-from buildctl.commands._options import composed, json_option
+from buildctl.commands._options import composed, json_option, retry_options
 from buildctl.engine import Engine
 from buildctl.errors import Problem, UsageError
 from buildctl.push import Job, Move, Publisher, Result, Watcher
@@ -31,10 +31,7 @@ from buildctl.upload import Progress
 @click.option("--moving", multiple=True, metavar="TAG",
               help="A tag that may point at something else today, such as latest; set last.")
 @click.option("--dry-run", is_flag=True, help="Say what would move where, and stop.")
-@click.option("--attempts", type=click.IntRange(1), default=6, show_default=True,
-              help="Attempts in all for faults that may pass.")
-@click.option("--wait", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS",
-              help="First wait between attempts, doubled each time; Retry-After is obeyed.")
+@retry_options
 @click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, metavar="SECONDS",
               help="Longest time for which an upload may stand still.")
 @click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="MB/S",

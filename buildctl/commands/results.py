@@ -11,7 +11,6 @@ from buildctl import results
 from buildctl.cli import emit
 from buildctl.commands._options import json_option
 from buildctl.commands.promote import Clients, in_registry
-from buildctl.errors import Problem, UsageError
 from buildctl.image_config import identity_of
 from buildctl.results import Result
 from buildctl.retry import Policy
@@ -30,10 +29,7 @@ def command(reference: str, out: Path | None, folder: Path | None, as_json: bool
     added = results.read(folder) if folder else None
     with ExitStack() as stack:
         registry = Clients(stack, Policy(), "pull,push" if folder else "pull")(source.registry)
-        manifest = registry.manifest(source.repository, source.digest or source.tag)
-        if manifest is None:
-            raise UsageError(Problem("no such image in the registry", reference, "", "an image that was pushed",
-                                     "push it first, or correct the reference"))
+        manifest = registry.existing(source)
         if added is not None:
             results.check(added, None, identity_of(registry, source.repository, manifest), reference)
             results.attach(registry, source.repository, manifest.descriptor, added)

@@ -15,7 +15,7 @@ from buildctl import attestations, compose, contents, expectation, host, install
 from buildctl import lock as locks
 from buildctl.attestations import Attestation
 from buildctl.cli import emit
-from buildctl.commands._options import json_option, wheelhouse_option
+from buildctl.commands._options import json_option, retry_options, wheelhouse_option
 from buildctl.commands.promote import Clients
 from buildctl.contents import Image
 from buildctl.engine import Engine
@@ -42,10 +42,7 @@ _STACK_LABEL = "buildctl.stack"
 @click.option("--lock", "lock_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Another lock of that stack, such as an older one.")
 @click.option("--local", is_flag=True, help="Take the image from the engine although its name has a registry.")
-@click.option("--attempts", type=click.IntRange(1), default=6, show_default=True,
-              help="Attempts in all for faults that may pass.")
-@click.option("--wait", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS",
-              help="First wait between attempts, doubled each time; Retry-After is obeyed.")
+@retry_options
 @wheelhouse_option
 @json_option
 @click.pass_obj
@@ -91,8 +88,7 @@ def command(root: Path, reference: str, stack_name: str | None, lock_file: Path 
 
 
 def _labels(registry: Registry, named: Reference) -> Mapping[str, str]:
-    manifest = registry.manifest(named.repository, named.digest or named.tag)
-    config = config_of(registry, named.repository, manifest) if manifest else None
+    config = config_of(registry, named.repository, registry.existing(named))
     if config is None:
         raise UsageError(Problem("no such image in the registry", str(named), "", "an image that was pushed",
                                  "push it first, or correct the reference"))

@@ -25,10 +25,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.perf.bench import null_server
 
 ROOT = Path(__file__).parents[2]
 #: streams to seconds between the chunks of one (500 to 1,000 chunks per second in all), tokens of a request, and
@@ -186,18 +188,6 @@ def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, i
 
 
 # against a server that does nothing
-
-
-@contextlib.contextmanager
-def null_server(pace: float) -> Iterator[int]:
-    """The null server as a process; its port."""
-    with subprocess.Popen([sys.executable, "-m", "tests.perf.nullserver", str(pace)], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        try:
-            yield int(server.stdout.readline())
-        finally:
-            server.terminate()
 
 
 def against_null(options: argparse.Namespace) -> None:

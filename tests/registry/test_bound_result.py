@@ -10,7 +10,6 @@ import pytest
 
 from buildctl import binding
 from buildctl.commands import promote
-from buildctl.container import about
 from buildctl.engine import Engine
 from tests.registry.conftest import Ran, fast_push, run
 from tests.registry.images import Images
@@ -29,7 +28,7 @@ def measured(folder: Path, name: str) -> Path:
     with closing(Engine()) as engine:
         image = engine.image(name)
         assert image is not None
-        bound = binding.write(folder, name, image, about(engine))
+        bound = binding.write(folder, name, image, engine.info())
     (folder / "result.json").write_text(json.dumps(
         {"run_id": "r", "raw_sha256": bound["raw_sha256"], "plan": plan, "verdict": {"class": "win"}}))
     return folder

@@ -268,7 +268,7 @@ def test_an_interrupt_stops_the_container_and_keeps_the_run(docker: Path, begun:
     if begun:
         run_in(docker, verdict="invalid")
     (docker / "body").write_text(
-        f"touch {docker}/started; while [ ! -f {docker}/stopped ]; do sleep 0.02; done\n")
+        f"touch {docker}/started; while [ ! -f {docker}/stopped ] && kill -0 $PPID; do sleep 0.02; done\n")
     thread = interrupt_when(docker / "started")
     with pytest.raises(Interrupted) as caught:
         measure(docker)

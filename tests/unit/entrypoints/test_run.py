@@ -245,7 +245,8 @@ def start(bench: Bench, settings: Settings, built: image.Image) -> subprocess.Po
     file.write_text(json.dumps(document))
     values = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name != "sources"}
     return subprocess.Popen([sys.executable, "-c", RUNNER, str(file), json.dumps(values)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3],
+                            env={**os.environ, "TMPDIR": str(bench.folder)})  # a killed run cleans nothing up
 
 
 def servers(bench: Bench) -> list[int]:
