@@ -17,7 +17,7 @@ from buildctl import layers
 from buildctl.errors import AuditError, NetworkError, Problem, UsageError
 from buildctl.filesystem import FileSystem
 from buildctl.layers import Keep, Layer, Pieces, Source, WrongDigest
-from buildctl.oci import INDEXES, Descriptor, Manifest, descriptor_of, digest_of
+from buildctl.oci import INDEXES, Descriptor, Manifest, digest_of, platforms_of
 from buildctl.reference import Reference
 from buildctl.registry import Registry
 
@@ -183,15 +183,11 @@ def _image(name: str, digest: str, config: Mapping[str, Any], annotations: Mappi
 
 
 def _child(entries: Iterable[Mapping[str, Any]], platform: str, where: str) -> Descriptor:
-    platforms = []
-    for entry in entries:
-        given = entry.get("platform") or {}
-        known = f"{given.get('os', 'linux')}/{given.get('architecture', '')}"
-        if known == platform:
-            return descriptor_of(entry)
-        platforms.append(known)
-    raise UsageError(Problem("the index has no image for this platform", where, ", ".join(platforms) or "no images",
-                             platform, "name another image"))
+    found = platforms_of(entries)
+    if platform not in found:
+        raise UsageError(Problem("the index has no image for this platform", where, ", ".join(found) or "no images",
+                                 platform, "name another image"))
+    return found[platform]
 
 
 def _incomplete(name: str, found: str) -> AuditError:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from buildctl.errors import ManifestError, NetworkError, Problem
-from buildctl.oci import Descriptor, Manifest
+from buildctl.oci import Descriptor, Manifest, platforms_of
 from buildctl.reference import parse
 from buildctl.registry import Registry
 from buildctl.retry import Failed, Policy
@@ -16,8 +16,6 @@ from buildctl.retry import Failed, Policy
 def path_of(folder: Path, digest: str) -> Path:
     """Where the layout of an image lies in a folder that `buildctl fetch` fills."""
     return folder / "base" / f"oci-{digest.removeprefix('sha256:')[:16]}"
-
-
 
 
 def save(image: str, digest: str, platform: str, path: Path, policy: Policy | None = None) -> int:
@@ -60,16 +58,12 @@ def _manifest(registry: Registry, repository: str, digest: str) -> Manifest:
 
 
 def _child(top: Manifest, platform: str, image: str) -> str:
-    system, _, machine = platform.partition("/")
-    platforms = {}
-    for entry in top.content["manifests"]:
-        one = entry.get("platform", {})
-        platforms[f"{one.get('os')}/{one.get('architecture')}"] = str(entry["digest"])
-    if f"{system}/{machine}" not in platforms:
+    found = platforms_of(top.content["manifests"])
+    if platform not in found:
         raise ManifestError(Problem("the base has no image for the stack's platform", image,
-                                    found=", ".join(sorted(platforms)), expected=platform,
+                                    found=", ".join(sorted(found)), expected=platform,
                                     todo="change 'base' or 'platform' of the stack"))
-    return platforms[f"{system}/{machine}"]
+    return found[platform].digest
 
 
 def _blob(registry: Registry, repository: str, blob: Descriptor, path: Path) -> int:

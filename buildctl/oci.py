@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,15 @@ class Manifest:
 def digest_of(data: bytes) -> str:
     """`sha256:` and the hash of the bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def platforms_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, Descriptor]:
+    """The manifests of an index by `os/architecture`; the first of a platform counts, and `os` is linux unless given."""
+    found: dict[str, Descriptor] = {}
+    for entry in entries:
+        platform = entry.get("platform") or {}
+        found.setdefault(f"{platform.get('os', 'linux')}/{platform.get('architecture', '')}", descriptor_of(entry))
+    return found
 
 
 def descriptor_of(entry: Mapping[str, Any]) -> Descriptor:

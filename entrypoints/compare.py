@@ -58,11 +58,11 @@ class Estimate:
         return Interval(self.mean, self.mean - half, self.mean + half, self.df)
 
     def p(self, allowance: float = 0.0) -> float | None:
-        """p value against a true difference of at most `allowance`; None where every value was the same."""
+        """p value against a true difference of at most `allowance`; 0 or 1 where every value was the same."""
         if self.df <= 0:
             return 1.0
         if self.error == 0:
-            return None
+            return float(abs(self.mean) <= allowance)
         return finite(min(1.0, 2 * float(stats.t.sf((abs(self.mean) - allowance) / self.error, self.df))))
 
 

@@ -197,7 +197,9 @@ def test_no_common_prompt_has_no_ratio(shelf: Shelf) -> None:
 def test_equal_numbers_everywhere_are_equivalent() -> None:
     same = np.array([1.0, 1.0])
     assert compare.welch(same, same).interval(0.05).ratio() == [1.0, 1.0]
-    assert compare.paired(same - same).p() is None
+    assert compare.paired(same - same).p() == 1.0
+    assert compare.paired(same).p() == 0.0
+    assert compare.paired(same).p(allowance=1.0) == 1.0
     assert compare.welch(same, same[:1]).p() == 1.0
     assert compare.paired(same[:1]).interval(0.05).ratio() == [None, None]
 
