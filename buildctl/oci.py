@@ -74,7 +74,7 @@ def digest_of(data: bytes) -> str:
 
 
 def platforms_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, Descriptor]:
-    """The manifests of an index by `os/architecture`; the first of a platform counts, and `os` is linux unless given."""
+    """The manifests of an index by `os/architecture` (linux unless given); the first of a platform counts."""
     found: dict[str, Descriptor] = {}
     for entry in entries:
         platform = entry.get("platform") or {}
