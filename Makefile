@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 ENV := $(VENV)/.made
+# unit tests mostly wait (for servers of their own, for a clock): more of them at once than there are cores
+UNIT := -n 4 --dist worksteal tests/unit
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -31,10 +33,14 @@ lint: $(ENV) ## ruff and mypy in strict mode
 	$(BIN)/mypy
 
 test-unit: $(ENV) ## tests that need neither engine nor network
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest $(UNIT)
 
+# unit tests side by side, then in turn what shares the one engine; both run whole, whatever the first one finds
 test: $(ENV) engine tools lint ## everything, for real: lint, unit, engine, registry, server in its container
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	status=0; \
+	$(BIN)/pytest --cov --cov-report= $(UNIT) || status=$$?; \
+	$(BIN)/pytest --cov --cov-append --cov-report=term:skip-covered --ignore=tests/unit tests || status=$$?; \
+	exit $$status
 
 test-stack: $(ENV) engine ## build the whole CUDA 13 stack and look into it (10 GB, long)
 	$(BIN)/pytest tests/stack -m stack
