@@ -1,10 +1,14 @@
 """Our load client beside public ones, in turns, in one run: against a server that does nothing and the real one.
 
     python -m tests.perf.clients null --image IMAGE --models FOLDER [--guidellm FILE] [--streams 1 16 64 256]
-    python -m tests.perf.clients real --image IMAGE --models FOLDER [--rounds N]
+    python -m tests.perf.clients real --image IMAGE --models FOLDER [--rounds N] [--eagle3]
 
 IMAGE is one of `buildctl build --stack cpu-demo`; `sglang.bench_serving` runs in it. FOLDER holds `target`, made by
 `make demo-model`. The other clients are programs of virtual environments of their own; none is a dependency of ours.
+
+Against the real server our client runs a second time in each round as `ours, their way`: it sends text, which the
+server has to tokenize, as `sglang.bench_serving` does, and its numbers are computed by that program's definitions. So a
+difference between ours and theirs has three parts: what is sent and how it is counted, the program itself, and noise.
 
 CPU per token is what the event loop's run took in the clients of one process, so that imports are no part of it; for
 guidellm, which has up to ten, all their CPU time less that of a run with one request of two tokens per stream.
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -83,34 +88,63 @@ def timed(words: Sequence[str], **env: str) -> tuple[str, float]:
 # the clients
 
 
-async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[Sequence[int]]) -> dict[str, float]:
-    from entrypoints import analyse, client  # not at the top: this function also runs inside the image
+async def _ours(port: int, streams: int, count: int, tokens: int, ids: Sequence[Sequence[int]],
+                texts: Sequence[str] = ()) -> dict[str, float]:
+    """One run; with texts those are sent, and the numbers are by the definitions of `sglang.bench_serving`."""
+    from entrypoints import client  # not at the top: this function also runs inside the image
+    sent = [{"text": text, "input_ids": None} for text in texts] or [{}]
     jobs = [client.Job(str(place), "bench", ids[place % len(ids)], tokens,
-                       {"sampling_params": {"ignore_eos": True}}) for place in range(count)]
+                       {"sampling_params": {"ignore_eos": True}, **sent[place % len(sent)]}) for place in range(count)]
     begin = time.perf_counter()
     load = await client.generate("127.0.0.1", port, jobs, concurrency=streams, stall=120)
     rows = [client.record(job, raw, begin) for job, raw in load.raws]
     bad = [row["error"] for row in rows if row["error"]]
     if bad:
         raise Failed(str(bad[0]))
+    way = _their_way if texts else _own_way
+    return {**way(rows, [raw.reads[-1][0] - begin for _, raw in load.raws], load.seconds), "cpu_s": load.cpu_seconds}
+
+
+def _own_way(rows: Sequence[dict[str, Any]], ends: Sequence[float], seconds: float) -> dict[str, float]:
+    """As in our reports."""
+    from entrypoints import analyse
     gaps = [1e3 * (after[0] - before[0]) for row in rows for before, after in itertools.pairwise(row["chunks"])]
     return {"ttft_ms": statistics.median(1e3 * (row["t_first"] - row["t_send"]) for row in rows),
             "itl_ms": 1e3 / statistics.median(analyse.rate(row) for row in rows),
-            "itl_p99_ms": statistics.quantiles(gaps, n=100)[98], "cpu_s": load.cpu_seconds,
+            "itl_p99_ms": statistics.quantiles(gaps, n=100)[98],
             "tok_s": sum(row["n_tokens_server"] for row in rows) / (max(row["t_last"] for row in rows)
                                                                    - min(row["t_send"] for row in rows))}
 
 
+def _their_way(rows: Sequence[dict[str, Any]], ends: Sequence[float], seconds: float) -> dict[str, float]:
+    """By the definitions of `sglang.bench_serving` (0.5.23, sglang/benchmark/serving.py).
+
+    A request begins before its connection is made and ends with `[DONE]`; a gap counts once for each of its tokens.
+    """
+    import numpy as np
+    gaps = [1e3 * (after[0] - before[0]) / (after[1] - before[1]) for row in rows
+            for before, after in itertools.pairwise(row["chunks"]) for _ in range(after[1] - before[1])]
+    return {"ttft_ms": statistics.median(1e3 * (row["t_first"] - row["t_queue"]) for row in rows),
+            "itl_ms": statistics.median(1e3 * (end - row["t_first"]) / (row["n_tokens_server"] - 1)
+                                        for row, end in zip(rows, ends, strict=True)),
+            "itl_p99_ms": float(np.percentile(gaps, 99)),
+            "tok_s": sum(row["n_tokens_server"] for row in rows) / seconds}
+
+
 def ours_main(words: Sequence[str]) -> None:
-    """`clients.py ours PORT STREAMS COUNT TOKENS [PROMPTS]`: one run of our client, as JSON."""
+    """`clients.py ours PORT STREAMS COUNT TOKENS [PROMPTS [text]]`: one run of our client, as JSON."""
     port, streams, count, tokens = map(int, words[:4])
     ids: list[list[int]] = [[1, 2, 3]]
+    texts: list[str] = []
     if len(words) > 4:
-        from entrypoints import prompts
+        from entrypoints import client, prompts
         asked = [prompts.Prompt(str(place), "bench", ({"role": "user", "content": text},))
                  for place, text in enumerate(json.loads(Path(words[4]).read_text()))]
         ids = [list(one) for one in asyncio.run(prompts.render("127.0.0.1", port, asked)).values()]
-    print(json.dumps(asyncio.run(_ours(port, streams, count, tokens, ids))))
+        if words[5:] == ["text"]:
+            texts = [json.loads(asyncio.run(client.call("127.0.0.1", port, "POST", "/v1/detokenize", {
+                "tokens": one, "skip_special_tokens": False})).text)["text"] for one in ids]
+    print(json.dumps(asyncio.run(_ours(port, streams, count, tokens, ids, texts))))
 
 
 def read_ours(out: str) -> Seen:
@@ -241,6 +275,17 @@ def wait_until_it_serves(name: str) -> None:
     raise Failed(docker("logs", name)[-2000:])
 
 
+def ratio(ones: Sequence[float], others: Sequence[float]) -> str:
+    """The geometric mean of the ratios of paired rounds, with its t interval."""
+    import numpy as np
+    from scipy import stats
+    logs = np.log(ones) - np.log(others)
+    error = float(stats.sem(logs))
+    low, high = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=error) if error else (logs.mean(),) * 2
+    return (f"{math.exp(logs.mean()):.3f} (95 % interval {math.exp(low):.3f} to {math.exp(high):.3f}, "
+            f"{len(logs)} rounds, ratios vary by {100 * float(logs.std(ddof=1)):.1f} %)")
+
+
 def against_real(options: argparse.Namespace) -> None:
     """Ours and `sglang.bench_serving` in turns on the same prompts, inside the container of one real server."""
     name = f"clients-{os.getpid()}"
@@ -268,9 +313,9 @@ def against_real(options: argparse.Namespace) -> None:
                     time.sleep(wait)
                 raise Failed("the cache could not be flushed")
 
-            def mine() -> Seen:
+            def mine(*more: str) -> Seen:
                 out = docker("exec", "-e", "PYTHONPATH=/opt/entrypoint/lib", name, "/opt/entrypoint/venv/bin/python",
-                             "/bench/tests/perf/clients.py", "ours", *map(str, size), "/bench/prompts.json")
+                             "/bench/tests/perf/clients.py", "ours", *map(str, size), "/bench/prompts.json", *more)
                 return read_ours(out)
 
             def theirs() -> Seen:
@@ -280,10 +325,11 @@ def against_real(options: argparse.Namespace) -> None:
                              *serving_words(*size, "/models/target", "/bench/data.jsonl", f"/bench/{result.name}"))
                 return read_serving(result.read_text(), out)
 
-            runs: dict[str, list[Seen]] = {"ours": [], "sglang.bench_serving": []}
+            clients = {"ours": mine, "ours, their way": functools.partial(mine, "text"), "sglang.bench_serving": theirs}
+            runs: dict[str, list[Seen]] = {client: [] for client in clients}
             print("round  client                  tok/s  TTFT p50 ms  ms per token  p99 gap ms  CPU s")
             for number in range(-1, options.rounds):  # the first round warms up
-                turn = [("ours", mine), ("sglang.bench_serving", theirs)]
+                turn = list(clients.items())
                 for client, run in turn if number % 2 == 0 else turn[::-1]:
                     flush()
                     seen = run()
@@ -291,11 +337,10 @@ def against_real(options: argparse.Namespace) -> None:
                         runs[client].append(seen)
                         print(f"{number + 1:5}  {client:20}  {seen.tok_s:7.1f}  {seen.ttft_ms:11.1f}  "
                               f"{seen.itl_ms:12.2f}  {seen.itl_p99_ms:10.1f}  {seen.cpu_s:5.1f}", flush=True)
-            for what in ("tok_s", "ttft_ms", "itl_ms", "itl_p99_ms"):
-                ratios = [getattr(one, what) / getattr(other, what)
-                          for one, other in zip(runs["ours"], runs["sglang.bench_serving"], strict=True)]
-                print(f"ours over sglang.bench_serving, {what}: median {statistics.median(ratios):.3f}, "
-                      f"{min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds")
+            for one, other in itertools.combinations(clients, 2):
+                for what in ("tok_s", "ttft_ms", "itl_ms", "itl_p99_ms"):
+                    print(f"{one} over {other}, {what}: " + ratio([getattr(seen, what) for seen in runs[one]],
+                                                                 [getattr(seen, what) for seen in runs[other]]))
         finally:
             docker("rm", "--force", "--volumes", name)
 
@@ -310,7 +355,7 @@ def main() -> None:
     parser.add_argument("--guidellm", type=Path)
     parser.add_argument("--only", nargs="+", help="these clients")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--count", type=int, default=24, help="requests of a run against the real server")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=4)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.perf import bench
+from tests.perf import bench, clients
 from tests.perf.compare import Comparison, Timing, compare
 
 
@@ -53,3 +53,23 @@ def test_one_line_is_edited_again_and_again() -> None:
     assert bench.edited(once, "measured 2") == patch.replace("z = 2", "z = 2  # measured 2")
     with pytest.raises(bench.Failed, match="no added line"):
         bench.edited(patch.replace("+z", " z"), "measured 1")
+
+
+def test_a_ratio_of_rounds_has_an_interval() -> None:
+    # the machine got twice as slow between the rounds
+    assert clients.ratio([2.0, 4.0, 2.0], [1.0, 2.0, 1.0]).startswith("2.000 (95 % interval 2.000 to 2.000, 3 rounds")
+    assert clients.ratio([1.0, 2.0], [2.0, 1.0]).startswith("1.000 (95 % interval 0.000 to 6682.651, 2 rounds")
+
+
+def test_the_same_requests_by_our_definitions_and_by_theirs() -> None:
+    row = {"t_queue": 0.0, "t_send": 0.01, "t_first": 0.11, "t_last": 0.31, "n_tokens_server": 11, "n_first_chunk": 1,
+           "chunks": [[0.1, 1], [0.2, 3], [0.3, 11]], "error": None}
+    ours = clients._own_way([row], [0.32], 0.5)
+    assert ours["ttft_ms"] == pytest.approx(100)
+    assert ours["itl_ms"] == pytest.approx(20)
+    assert ours["tok_s"] == pytest.approx(11 / 0.3)
+    theirs = clients._their_way([row], [0.32], 0.5)
+    assert theirs["ttft_ms"] == pytest.approx(110)
+    assert theirs["itl_ms"] == pytest.approx(21)
+    assert theirs["itl_p99_ms"] == pytest.approx(50)
+    assert theirs["tok_s"] == pytest.approx(22)
