@@ -325,7 +325,8 @@ def against_real(options: argparse.Namespace) -> None:
                              *serving_words(*size, "/models/target", "/bench/data.jsonl", f"/bench/{result.name}"))
                 return read_serving(result.read_text(), out)
 
-            clients = {"ours": mine, "ours, their way": functools.partial(mine, "text"), "sglang.bench_serving": theirs}
+            clients: dict[str, Callable[[], Seen]] = {
+                "ours": mine, "ours, their way": functools.partial(mine, "text"), "sglang.bench_serving": theirs}
             runs: dict[str, list[Seen]] = {client: [] for client in clients}
             print("round  client                  tok/s  TTFT p50 ms  ms per token  p99 gap ms  CPU s")
             for number in range(-1, options.rounds):  # the first round warms up
