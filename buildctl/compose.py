@@ -28,7 +28,7 @@ _BASE, _PARENT, _LAYER = "base", "parent", "layer"
 #: the stages that all images mount or copy from: the tools, and on top of them the entrypoint's environment
 _SHARED = ("tools", "entrypoint-env")
 #: part of every key: raise it when the meaning of a composition changes
-_FORMAT = 1
+_FORMAT = 2
 #: what BuildKit can attest
 _ATTESTATIONS = ("provenance", "sbom")
 #: where the bootstrapped base lies in the context
@@ -175,11 +175,12 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
         args = {"IMAGE": layer.name}
         for one in aside:
             keys[one.name] = _stage_key(one, files, keys, args)
-        key = _stage_key(stage, files, keys, args)
+        labels = labels_of(stack, lock, layer)
+        key = _with_labels(_stage_key(stage, files, keys, args), labels)
         # the key joins the file after it is made: everything else in the file is part of the key
         files[name] = _json_file({**facts, "key": key.value})
         stages += [*aside, stage]
-        images.append(_image(stack, lock, layer, keys[layer.name], key, revision))
+        images.append(_image(stack, lock, layer, keys[layer.name], key, labels, revision))
     return Composition(stack, lock, tuple(stages), _bake(stack, lock, images, chain, host), files, tuple(images), chain)
 
 
@@ -270,7 +271,8 @@ def _stage_keys(stages: Iterable[Stage], files: Mapping[str, File], lock: Lock) 
 
 def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key], args: Mapping[str, str]) -> Key:
     """The key of a stage: its text, the stages and the context files that it reads. Times and modes do not count."""
-    parts: dict[str, str] = {"instructions": digest([_FORMAT, list(fragment.instructions(stage.body))])}
+    text = [list(fragment.instructions(stage.body)), list(fragment.heredocs(stage.body))]
+    parts: dict[str, str] = {"instructions": digest([_FORMAT, *text])}
     for used in stage.stages_used():
         if used in keys:
             parts[f"stage {used}"] = keys[used].value
@@ -278,6 +280,12 @@ def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key],
         for name, value in args.items():
             path = path.replace(f"${{{name}}}", value)  # noqa: PLW2901 - the path as this target sees it
         parts[path] = digest(context.digest_part(files, path))
+    return Key(digest(sorted(parts.items())), parts)
+
+
+def _with_labels(key: Key, labels: Mapping[str, str]) -> Key:
+    """The key of an image: what its stage says, and what it says of itself by stack and lock (not by the commit)."""
+    parts = {**key.parts, **{f"label {name}": digest(value) for name, value in labels.items()}}
     return Key(digest(sorted(parts.items())), parts)
 
 
@@ -361,9 +369,10 @@ def labels_of(stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 
-def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, revision: str) -> ImagePlan:
+def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, labels: Mapping[str, str],
+           revision: str) -> ImagePlan:
     version = version_of(stack, lock, layer)
-    labels = {**labels_of(stack, lock, layer), KEY_LABEL: key.value, "buildctl.chain": chain.value,
+    labels = {**labels, KEY_LABEL: key.value, "buildctl.chain": chain.value,
               "org.opencontainers.image.revision": revision}
     return ImagePlan(layer.name, version, chain, key,
                      (f"{layer.name}:{version}-{stack.tag}", f"{layer.name}:key-{key.value[:16]}"),

@@ -33,6 +33,8 @@ class File:
     sha256: str = ""
     #: a big file of ours: linked, not read
     trusted: bool = False
+    #: where a wheel or Debian package comes from, which decides nothing: what is installed is in the lists, by hash
+    lent: bool = False
 
     def content(self) -> bytes:
         """The bytes."""
@@ -46,11 +48,7 @@ class File:
 def digest_part(files: Mapping[str, File], path: str) -> list[tuple[str, str]]:
     """Names and digests of the files at or under a path. Where a wheel comes from does not count, what it is does."""
     return [(name, file.digest()) for name, file in sorted(files.items())
-            if (name == path or name.startswith(f"{path}/")) and not _is_local(name)]
-
-
-def _is_local(name: str) -> bool:
-    return name.startswith("layers/") and "/local/" in name
+            if (name == path or name.startswith(f"{path}/")) and not file.lent]
 
 
 def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path]) -> dict[str, File]:
@@ -70,9 +68,9 @@ def collect(project: Project, stack: Stack, lock: Lock, local: Mapping[str, Path
             members = [wheel for wheel in share_wheels if wheel.index == index]
             here = [wheel for wheel in members if wheel.file in local]
             for wheel in here:
-                files[f"{folder}/local/{wheel.file}"] = File(source=local[wheel.file], sha256=wheel.sha256)
+                files[f"{folder}/local/{wheel.file}"] = File(source=local[wheel.file], sha256=wheel.sha256, lent=True)
             if len(here) == len(members):
-                text(f"{folder}/local/{index}.complete", "")
+                files[f"{folder}/local/{index}.complete"] = File(b"", lent=True)
         if PUBLIC not in lists:
             text(f"{folder}/index/{PUBLIC}.txt", "")
         text(f"{folder}/local/README", "Wheels of this host's wheelhouse that the lock names.\n")
@@ -163,7 +161,7 @@ def debs(stack: Stack, host: Host) -> dict[str, File]:
     """The Debian packages that builds without network install, where the system's installer looks for them."""
     places = {**{layer.name: f"layers/{layer.name}/system/local" for layer in stack.layers},
               stack.tools.name: f"layers/{stack.tools.name}/local"}
-    return {f"{place}/{name}": File(source=path, trusted=True)
+    return {f"{place}/{name}": File(source=path, trusted=True, lent=True)
             for layer, place in places.items() for name, path in host.debs(layer).items()}
 
 

@@ -108,6 +108,11 @@ def instructions(body: str) -> Iterator[str]:
         yield current.strip()
 
 
+def heredocs(body: str) -> Iterator[str]:
+    """The lines of a stage's heredocs, which `instructions` leaves out."""
+    return (line for _, line, inside in _lines(body) if inside)
+
+
 def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
     """Number, line, and whether the line belongs to a heredoc's body."""
     waiting: list[str] = []

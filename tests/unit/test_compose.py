@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from buildctl import compose as composing
-from buildctl import context, stack
+from buildctl import context, plan, stack
 from buildctl.compose import Composition, compose
 from buildctl.errors import ManifestError, UsageError
 from buildctl.host import Host
@@ -170,6 +170,60 @@ def test_everything_that_determines_a_layer_is_in_its_key(tmp_path: Path, change
             changes["tools"] = (wheel("uv", "0.10", ""),)
     after = again(tmp_path, **changes)
     assert {name for name in keys(before) if keys(before)[name][0] != keys(after)[name][0]} == layers
+
+
+@pytest.mark.parametrize(("file", "old", "new", "images", "reason"), [
+    ("images/torch/image.yaml", "description: torch", "description: other", {"torch"}, "description"),
+    ("images/stacks/small.yaml", "tag: small", "tag: other", {"cuda", "torch", "sglang"}, "version")])
+def test_what_an_image_says_of_itself_is_in_its_key_and_in_no_chain(
+        tmp_path: Path, file: str, old: str, new: str, images: set[str], reason: str) -> None:
+    """Labels and annotations: else a build says that there is nothing to do, and `verify` finds the old ones."""
+    before = composed(tmp_path)
+    path = tmp_path / file
+    path.write_text(path.read_text().replace(old, new))
+    after = again(tmp_path)
+    assert {name for name in keys(before) if keys(before)[name][1] != keys(after)[name][1]} == images
+    assert {name: chain for name, (chain, _) in keys(before).items()} == \
+        {name: chain for name, (chain, _) in keys(after).items()}
+    planned = plan.make(after, (), plan.record_of(before.images))
+    assert {change.image.name: change.reasons for change in planned.todo} == \
+        dict.fromkeys(images, (f"label org.opencontainers.image.{reason}",))
+    assert not any(change.chain for change in planned.todo)
+
+
+def test_every_label_but_those_of_key_and_commit_is_in_the_key(tmp_path: Path) -> None:
+    image = composed(tmp_path, revision="c0ffee").image("sglang")
+    covered = {part.removeprefix("label ") for part in image.key.parts if part.startswith("label ")}
+    assert set(image.labels) - covered == {"buildctl.key", "buildctl.chain", "org.opencontainers.image.revision"}
+    assert f"stage {image.name}" in image.key.parts  # the chain's key
+
+
+@pytest.mark.parametrize("inside", ["ours/src/local/mod.py", "local/mod.py"])
+def test_a_folder_called_local_within_a_package_of_ours_counts(tmp_path: Path, inside: str) -> None:
+    make(tmp_path)
+    packages = tmp_path / "images" / "sglang" / "packages"
+    if inside.startswith("local/"):
+        shutil.move(packages / "ours", packages / "local")
+        path = tmp_path / "images" / "stacks" / "small.yaml"
+        path.write_text(path.read_text().replace("packages/ours", "packages/local"))
+    module = packages / inside
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text("x = 1\n")
+    before = again(tmp_path)
+    module.write_text("x = 2\n")
+    after = again(tmp_path)
+    assert f"layers/sglang/own/packages/{inside}" in after.files
+    assert before.image("sglang").chain != after.image("sglang").chain
+    assert before.image("torch").chain == after.image("torch").chain
+
+
+def test_the_lines_of_a_heredoc_count(tmp_path: Path) -> None:
+    make(tmp_path)
+    path = tmp_path / "images" / "torch" / "Dockerfile"
+    path.write_text(path.read_text() + "RUN <<EOF\nfirst\nEOF\n")
+    before = again(tmp_path)
+    path.write_text(path.read_text().replace("first", "second"))
+    assert before.image("torch").chain != again(tmp_path).image("torch").chain
 
 
 def test_comments_and_a_local_wheel_do_not_change_a_key(tmp_path: Path) -> None:
