@@ -17,7 +17,10 @@ from buildctl.errors import BuildctlError, ManifestError, Problem
 @json_option
 @click.pass_obj
 def command(root: Path, as_json: bool) -> None:
-    """Show the stacks of the project, their images with versions, and whether their locks are current."""
+    """Show the stacks of the project, their images with versions, and whether their locks are current.
+
+    A lock is current when a build takes it as it is: it fits its stack, and nothing in it is left open.
+    """
     found = project.find(root)
     problems: list[Problem] = []
     rows = []
@@ -31,13 +34,16 @@ def command(root: Path, as_json: bool) -> None:
         try:
             lock = locks.read(locks.path_of(loaded), found)
             stale = locks.stale_sections(lock, loaded, found)
-            state = f"stale: {', '.join(stale)}" if stale else "current"
+            if stale:
+                state = f"stale: {', '.join(stale)}"
+            elif lock.open_ends:
+                state = f"incomplete: {len(lock.open_ends)} unlocked"
         except BuildctlError as error:
             state = error.problems[0].what
         images = [f"{layer.name}:{compose.version_of(loaded, lock, layer)}-{loaded.tag}" if lock else layer.name
                   for layer in loaded.layers]
         rows.append({"stack": name, "description": loaded.description, "targets": list(loaded.targets),
-                     "images": images, "lock": state})
+                     "images": images, "lock": state, "unlocked": list(lock.open_ends) if lock else []})
     tags = [image for row in rows for image in row["images"] if ":" in image]
     for tag in sorted({tag for tag in tags if tags.count(tag) > 1}):
         problems.append(Problem(f"two stacks make the same tag {tag}", found.shown(found.stacks),

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from buildctl import lock as locks
+from buildctl import stack
+from buildctl.project import Project
 from buildctl.registry import Registry
 from buildctl.retry import Policy
 from tests.conftest import ROOT
@@ -236,6 +239,20 @@ def test_a_stack_without_a_current_lock_is_left_out_loudly(project_job: Job) -> 
     assert done.returncode == 0, done.stderr
     assert project_job.output.read_text() == "stacks=[]\n"
     assert "::warning::not built" in done.stdout
+
+
+def test_the_matrix_of_this_repository_has_what_a_build_takes_and_names_the_rest(job: Job) -> None:
+    done = subprocess.run([SCRIPTS / "plan"], cwd=ROOT, env=job.env, capture_output=True, text=True, check=False,
+                          stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(job.output.read_text().removeprefix("stacks="))
+    assert "sglang-0.5.23-cu130" in taken
+    project = Project(ROOT)
+    locked = {name: locks.load(stack.load(project, name), project) for name in stack.names(project)}
+    # a publish job that exits 3 would take the benchmark of every other stack with it
+    assert set(taken) == {name for name, lock in locked.items() if not lock.open_ends and name != "cpu-demo"}
+    for name in {name for name, lock in locked.items() if lock.open_ends}:
+        assert re.search(rf"::warning::not built.*{name}: incomplete", done.stdout)
 
 
 @pytest.mark.parametrize(("verdict", "code", "stable"), [("win", 0, True), ("loss", 10, False), ("invalid", 13, False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -64,6 +65,20 @@ def test_plan_and_render(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert run(capsys, *where, "plan", "touch", "--stack", "small")[0] == 3
     locks.path_of(loaded).unlink()
     assert "has no lock" in run(capsys, *where, "list")[1]
+
+
+def test_a_lock_that_a_build_would_refuse_is_not_called_current(tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    project, loaded, lock = ready(tmp_path)
+    path = locks.path_of(loaded)
+    path.write_text(locks.dump(replace(lock, base=locks.LockedBase("registry", image="debian:bookworm-slim"))))
+    code, out, _ = run(capsys, "--project", str(project.root), "list", "--json")
+    assert code == 0
+    (row,) = json.loads(out)["stacks"]
+    assert (row["lock"], row["unlocked"]) == ("incomplete: 1 unlocked", ["base debian:bookworm-slim"])
+    assert "lock incomplete: 1 unlocked" in run(capsys, "--project", str(project.root), "list")[1]
+    code, _, err = run(capsys, "--project", str(project.root), "build", "--stack", "small")
+    assert (code, "is not complete" in err) == (3, True)
 
 
 def test_missing_stale_and_edited_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
