@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -105,8 +106,19 @@ def tuning(environment: Mapping[str, str]) -> dict[str, str]:
 
 #: flags whose values are secrets
 SECRET_FLAGS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password", "watermark-key", "watermark-key-b"})
+#: flags of their own that begin like one of those
+_PLAIN_FLAGS = frozenset({"ssl-keyfile"})
 #: stands for a secret in everything that is shown or written
 HIDDEN = "***"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a flag of this name (without dashes, `_` or `-` within) holds a secret.
+
+    SGLang's parser takes every beginning of a flag's name for the flag, so a beginning counts, ambiguous or not.
+    """
+    name = name.replace("_", "-")
+    return bool(name) and name not in _PLAIN_FLAGS and any(flag.startswith(name) for flag in SECRET_FLAGS)
 
 
 def mask(argv: Iterable[str]) -> list[str]:
@@ -115,10 +127,20 @@ def mask(argv: Iterable[str]) -> list[str]:
     hide = False
     for word in argv:
         name, given, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
-        secret = name.replace("_", "-") in SECRET_FLAGS
+        secret = is_secret(name)
         shown.append(HIDDEN if hide and not name else f"--{name}={HIDDEN}" if secret and given else word)
         hide = secret and not given
     return shown
+
+
+def mask_text(text: str) -> str:
+    """The same for flags in one text, quoted as for a shell; a text without secrets stays as it is."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that nobody closed: refused elsewhere, and shown there
+        words = text.split()
+    shown = mask(words)
+    return text if shown == words else " ".join(word if HIDDEN in word else shlex.quote(word) for word in shown)
 
 
 def secrets(argv: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, processes, prompts, task, telemetry, trace
-from entrypoints.command import CACHES
+from entrypoints.command import CACHES, is_secret
 from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
 from entrypoints.plan import Arm, flags_of, resolved
@@ -109,7 +109,7 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
         single = {name: value for name, value in asked(task.launch.argv).items()
-                  if " " not in flags_of(task.launch.argv).get(name.replace("_", "-"), "")}
+                  if not is_secret(name) and " " not in flags_of(task.launch.argv).get(name.replace("_", "-"), "")}
         record["changed_arguments"] = differences(single, ready.server_info)
         measuring = _Measuring(task, server, outcome, save, say)
         with sampler:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from entrypoints.command import HIDDEN, SECRET_FLAGS, given_flags, mask, server_argv
+from entrypoints.command import HIDDEN, given_flags, is_secret, mask, mask_text, server_argv
 from entrypoints.errors import BadConfig, Invalid, Problem, Usage
 from entrypoints.image import Flags, Image, Scalar
 from entrypoints.noise import CONTROL, CONTROL_PAIRS, FEW_PAIRS
@@ -133,14 +133,20 @@ def parse_flags(words: str, where: str) -> dict[str, Scalar]:
     """`--a 1 --b` as a mapping. Raises `Usage` for a word that belongs to no flag."""
     flags: dict[str, Scalar] = {}
     name = ""
-    for word in shlex.split(words):
+    try:
+        split = shlex.split(words)
+    except ValueError as error:
+        raise Usage(Problem(what="the arm's flags cannot be split into words", where=where,
+                            found=f"{mask_text(words)} ({error})",
+                            expected="quotes as for a shell, each one closed")) from None
+    for word in split:
         if word.startswith("--"):
             name, given, value = word[2:].partition("=")
             flags[name] = value if given else True
         elif name and flags[name] is True:
             flags[name] = word
         else:
-            raise Usage(Problem(what=f"stray word {word}", where=where, found=words,
+            raise Usage(Problem(what=f"stray word {word}", where=where, found=mask_text(words),
                                 expected="--flag value --other-flag"))
     return flags
 
@@ -218,14 +224,15 @@ def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, t
 def _refusal(base: str, arm: str, wrong: Mapping[str, tuple[Any, Any]], where: str) -> Problem:
     return Problem(
         what=f"the arms differ in more than speculation: {', '.join(wrong)}", where=where,
-        found="; ".join(f"{key}: {base} {_short(here)}, {arm} {_short(there)}" for key, (here, there) in wrong.items()),
+        found="; ".join(f"{key}: {base} {_short(key, here)}, {arm} {_short(key, there)}"
+                        for key, (here, there) in wrong.items()),
         expected="the same value in both arms",
         todo="give the value explicitly for both, after --: " +
              " ".join(REMEDIES.get(key, f"--{key.replace('_', '-')} VALUE") for key in wrong))
 
 
-def _short(value: Any) -> str:
-    text = "absent" if value is None else str(value)
+def _short(key: str, value: Any) -> str:
+    text = "absent" if value is None else HIDDEN if is_secret(key) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -234,11 +241,7 @@ def resolved(server_info: Mapping[str, Any]) -> dict[str, Any]:
     table = {key: value for key, value in server_info.items() if key not in NOT_ARGUMENTS}
     states = server_info.get("internal_states") or [{}]
     table.update({key: states[0][key] for key in LIVE if key in states[0]})
-    return {key: HIDDEN if value and _secret(key) else value for key, value in table.items()}
-
-
-def _secret(key: str) -> bool:
-    return key.replace("_", "-") in SECRET_FLAGS
+    return {key: HIDDEN if value and is_secret(key) else value for key, value in table.items()}
 
 
 def check_resolved(base: Arm, arm: Arm, here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +316,9 @@ def make(image: Image, settings: Settings, made: Sequence[Arm], pack: Pack, *, r
         "image": {"image": image.image, "version": image.version, "stack": image.stack, "key": image.key,
                   "lock_sha256": image.lock_sha256, "targets": list(image.targets), "cuda": image.cuda,
                   "packages": dict(image.packages), "trees": dict(image.trees)},
-        "arms": [{"name": arm.name, "flags": dict(arm.own), "argv": mask(arm.argv), "speculative": arm.speculative,
+        "arms": [{"name": arm.name,
+                  "flags": {name: HIDDEN if is_secret(name) else value for name, value in arm.own.items()},
+                  "argv": mask(arm.argv), "speculative": arm.speculative,
                   "control": _same(arm, made[0])} for arm in made],
         "primary_endpoint": {"metric": "decode_rate", "concurrency": settings.concurrency[0],
                              "baseline": made[0].name,

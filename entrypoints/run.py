@@ -34,7 +34,7 @@ from entrypoints import (
     telemetry,
 )
 from entrypoints.check import tensor_parallel
-from entrypoints.command import HIDDEN, mask, server_environment, tuning
+from entrypoints.command import HIDDEN, server_environment, tuning
 from entrypoints.errors import (
     VERDICT_CODES,
     BadConfig,
@@ -230,8 +230,7 @@ class Runner:
         records.write(self.folder / records.PLAN, records.dump(document))
         self.context = {
             "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
-            "settings": [list(row) for row in dataclasses.replace(
-                self.settings, extra=tuple(mask(self.settings.extra))).shown()],
+            "settings": [list(row) for row in self.settings.shown()],
             "values": _values(self.settings),
             "machine": telemetry.describe(), "software": {"image": document["image"]}, "resolved_server_args": {},
             "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
@@ -546,21 +545,23 @@ def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
     for name in ("resume", "api_key", "json", "exit_zero_on_valid", "stall_seconds", "ready_seconds",
                  "deadline_seconds", "grace_seconds", "cache"):
         values[name] = getattr(now, name)
-    if HIDDEN in " ".join(values.get("extra", ())):
-        if tuple(mask(now.extra)) != values["extra"]:
+    shown = now.masked()
+    for name, again in (("extra", "the same words after --"), ("arm", "every --arm")):
+        kept = values.get(name, ())
+        if not any(HIDDEN in word for word in kept):
+            continue
+        if getattr(shown, name) != kept:
             raise BadConfig(Problem(what="the run had a secret among its server flags, which is not kept",
-                                    where="--resume", expected=" ".join(values["extra"]),
-                                    todo="give the same words after -- again"))
-        values["extra"] = now.extra
+                                    where="--resume", expected=" ".join(kept), todo=f"give {again} again"))
+        values[name] = getattr(now, name)
     known = {one.name for one in dataclasses.fields(Settings)}
     return Settings(**{key: value for key, value in values.items() if key in known}, sources=now.sources)
 
 
 def _values(settings: Settings) -> dict[str, Any]:
     """The settings for `--resume`, without secrets."""
-    hidden = {"sources", "api_key", "resume"}
-    values = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings) if one.name not in hidden}
-    return {**values, "extra": mask(settings.extra)}
+    hidden, safe = {"sources", "api_key", "resume"}, settings.masked()
+    return {one.name: getattr(safe, one.name) for one in dataclasses.fields(safe) if one.name not in hidden}
 
 
 class _Pulse:

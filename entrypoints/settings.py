@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from entrypoints.command import HIDDEN, mask, mask_text
 from entrypoints.errors import BadConfig, InputMissing, Problem, Usage
 
 PREFIX = "ENTRYPOINT_"
@@ -82,14 +83,23 @@ class Settings:
     #: the words after `--`: flags for the server, in every arm
     extra: tuple[str, ...] = field(default=(), metadata={"hidden": True})
 
+    def masked(self) -> Settings:
+        """The same for people and files: secrets, also those among flags for the server, are ***."""
+        hidden: dict[str, Any] = {one.name: HIDDEN for one in OPTIONS if one.secret and getattr(self, one.name)}
+        arms = []
+        for text in self.arm:
+            name, given, flags = text.partition("=")
+            arms.append(name + given + mask_text(flags))
+        return dataclasses.replace(self, **hidden, arm=tuple(arms), extra=tuple(mask(self.extra)))
+
     def shown(self) -> list[tuple[str, str, str]]:
         """(name, value, source) of every option for people and files; secrets are masked."""
-        rows = []
+        rows, safe = [], self.masked()
         for one in OPTIONS:
-            value = getattr(self, one.name)
+            value = getattr(safe, one.name)
             text = " ".join(str(part) for part in value) if one.many else str(value)
-            rows.append((one.name, "***" if one.secret and value else text, self.sources.get(one.name, "default")))
-        rows.append(("extra", " ".join(self.extra), "command line" if self.extra else "default"))
+            rows.append((one.name, text, self.sources.get(one.name, "default")))
+        rows.append(("extra", " ".join(safe.extra), "command line" if self.extra else "default"))
         return rows
 
 

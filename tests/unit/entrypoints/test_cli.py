@@ -107,6 +107,19 @@ def test_plan_shows_every_setting_with_its_source_and_starts_nothing(capsys: pyt
     assert shown["plan"]["order"]
 
 
+def test_plan_shows_no_secret_among_the_server_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("entrypoints.flags.validate", lambda *_: "")
+    words = ["plan", "--model", "/models/m", "--draft", "/models/d", "--cache", str(tmp_path), "--arm", "baseline",
+             "--arm", "locked=--api-key hunter3"]
+    for more in ([], ["--json"]):
+        assert cli.main([*words, *more, "--", "--api-key", "hunter2", "--admin-api", "hunter2"], {}) == 0
+        said = capsys.readouterr()
+        assert "hunter" not in said.out + said.err
+        assert "--api-key ***" in said.out
+        assert "--admin-api ***" in said.out
+
+
 def test_flags_of_the_user_are_judged_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                              capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []

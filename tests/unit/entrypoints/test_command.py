@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrypoints.command import CACHES, flag_argv, given_flags, mask, secrets, server_argv, server_environment, tuning
+from entrypoints.command import (
+    CACHES,
+    flag_argv,
+    given_flags,
+    mask,
+    mask_text,
+    secrets,
+    server_argv,
+    server_environment,
+    tuning,
+)
 from entrypoints.image import load
 from tests.unit.entrypoints.image import write
 
@@ -64,3 +74,20 @@ def test_secrets_in_a_command_line() -> None:
     assert mask(("--admin-api-key=x", "y", "--flag")) == ["--admin-api-key=***", "y", "--flag"]
     assert secrets(("--api-key", "sesame", "--admin-api-key=open=it", "--tp", "2")) == ("sesame", "open=it")
     assert secrets(("--api-key", "abc", "--x")) == (), "so short a word is everywhere"
+
+
+def test_a_beginning_of_a_secret_flag_is_that_flag() -> None:
+    """SGLang's parser completes `--admin-api`."""
+    assert mask(("--admin-api", "hunter2", "--api_key", "x", "--tp", "2")) == [
+        "--admin-api", "***", "--api_key", "***", "--tp", "2"]
+    assert mask(("--api=hunter2", "--watermark", "3")) == ["--api=***", "--watermark", "***"]
+    assert secrets(("--admin-api", "hunter2", "--ssl-keyfile-p=sesame")) == ("hunter2", "sesame")
+    plain = ["--ssl-keyfile", "/keys/k.pem", "--", "-x", "--api-keys", "3"]
+    assert mask(plain) == plain, "a file is no secret, nor is a flag of another name"
+
+
+def test_secrets_in_one_text() -> None:
+    assert mask_text("--x '1  2'  --b") == "--x '1  2'  --b", "as it was"
+    assert mask_text("--x '1  2' --api-key 'so long' --b") == "--x '1  2' --api-key *** --b"
+    assert mask_text("--api-key='so long'") == "--api-key=***"
+    assert mask_text("--api-key 'so") == "--api-key ***", "a quote that nobody closed"

@@ -67,6 +67,16 @@ def test_arms_that_make_no_sense_are_usage_errors(arm: tuple[str, ...], text: st
         plan.arms(made(), settings(arm=arm))
 
 
+def test_no_refusal_shows_a_secret() -> None:
+    for arm, text in (("x=--api-key hunter2 stray", "stray word stray"), ("x=--api-key 'hunter2", "No closing quot")):
+        with pytest.raises(Usage, match=text) as caught:
+            plan.arms(made(), settings(arm=("baseline", arm)))
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(Invalid, match="api-key: baseline absent, eagle3 ") as refused:
+        plan.arms(made(baseline={}, eagle3={**EAGLE, "api-key": "hunter2"}), settings())
+    assert "hunter2" not in str(refused.value)
+
+
 def test_the_port_is_not_for_the_user_and_a_draft_is_needed() -> None:
     with pytest.raises(Usage, match="--port is not for the user"):
         plan.arms(made(), settings(extra=("--port", "1")))

@@ -447,7 +447,8 @@ def test_a_flag_that_the_server_does_not_know_is_refused_before_anything_starts(
 
 def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(bench: Bench) -> None:
     from entrypoints.errors import Deadline
-    built = bench.image(BASE | FAST, SPEC | FAST)
+    said = {"info": {"admin_api_key": "another"}}
+    built = bench.image(BASE | FAST | said, SPEC | FAST | said)
     words = ("--admin-api-key", "hunter2")
     short = bench.settings(deadline_seconds=0.1, extra=words)
     with pytest.raises(Deadline):
@@ -459,3 +460,22 @@ def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(
     run.benchmark(bench.settings(resume=str(folder), extra=words), built, environ={}, out=bench.out, err=bench.err)
     assert bench.result()["status"] == "complete"
     assert not [file.name for file in folder.iterdir() if b"hunter2" in file.read_bytes()], "nor the server's own log"
+    blocks = records.lines(folder / records.BLOCKS)
+    assert not [line for block in blocks for line in block["changed_arguments"] if "admin_api_key" in line]
+
+
+def test_a_secret_of_one_arm_reaches_no_file_and_is_asked_for_again(bench: Bench) -> None:
+    from entrypoints.errors import Deadline
+    built = bench.image(BASE | FAST, SPEC | FAST)
+    arms = ("baseline", "locked=--admin-api hunter2")
+    with pytest.raises(Deadline):
+        run.benchmark(bench.settings(deadline_seconds=0.1, pairs=1, arm=arms), built, environ={}, out=bench.out,
+                      err=bench.err)
+    folder = bench.run_folder()
+    assert not [file.name for file in folder.iterdir() if b"hunter2" in file.read_bytes()]
+    again = bench.settings(resume=str(folder))
+    with pytest.raises(BadConfig, match="locked=--admin-api \\*\\*\\*"):
+        run.benchmark(again, built, environ={}, out=bench.out, err=bench.err)
+    run.benchmark(dataclasses.replace(again, arm=arms), built, environ={}, out=bench.out, err=bench.err)
+    assert bench.result()["status"] == "complete"
+    assert not [file.name for file in folder.iterdir() if b"hunter2" in file.read_bytes()]

@@ -92,6 +92,13 @@ def test_secrets_are_masked_everywhere() -> None:
     found = resolve(["--api-key", "sesame"], {})
     assert found.api_key == "sesame"
     assert "sesame" not in str(found.shown())
+    words = ["--arm", "a", "--arm", "b=--api-key 'open sesame' --tp 2", "--", "--admin-api", "sesame", "--dp", "2"]
+    found = resolve(words, {})
+    shown = {name: value for name, value, _ in found.shown()}
+    assert shown["arm"] == "a b=--api-key *** --tp 2"
+    assert shown["extra"] == "--admin-api *** --dp 2"
+    assert "sesame" in str(found), "the server gets it"
+    assert found.masked().masked() == found.masked()
 
 
 def test_every_option_has_help_and_a_variable(capsys: pytest.CaptureFixture[str]) -> None:
