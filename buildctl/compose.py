@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from buildctl import compat, context, fragment, patches
@@ -15,7 +15,7 @@ from buildctl import lock as locks
 from buildctl.context import File
 from buildctl.errors import ManifestError, Problem, UsageError
 from buildctl.fragment import Stage
-from buildctl.host import Host
+from buildctl.host import PROXIES, Host
 from buildctl.image import TOOLS, LayerImage
 from buildctl.image_config import KEY_LABEL, LOCK_LABEL
 from buildctl.lock import Lock, Wheel, digest
@@ -106,15 +106,24 @@ class Composition:
                        for stage in self.stages)
         return replace(self, stages=stages)
 
-    def attested(self, specifications: Iterable[str]) -> Composition:
+    def attested(self, specifications: Iterable[str], secrets: Sequence[str] = ()) -> Composition:
         """The same composition with BuildKit's own attestations for its images, as `docker buildx build --attest` takes
         them: the digest then names an index, and is another at every build.
 
-        :raises UsageError: one is no `type=provenance` or `type=sbom`.
+        :param secrets: names of build arguments that hold a secret. BuildKit writes all arguments into its provenance,
+            unless its mode is `min`; its default is `max`.
+        :raises UsageError: one is no `type=provenance` or `type=sbom`, or would publish a secret.
         """
         wanted: dict[str, str] = {}
         for text in specifications:
-            kind = dict(part.partition("=")[::2] for part in text.split(",")).get("type", "")
+            fields = {name.strip().lower(): value for name, _, value in (part.partition("=") for part in
+                                                                         text.split(","))}
+            kind = fields.get("type", "")
+            if kind == "provenance" and fields.get("mode") != "min" and secrets:
+                raise UsageError(Problem("this attestation would publish the login of a proxy, among the arguments of "
+                                         "the build", f"--buildkit-attest {text}",
+                                         f"a login in {', '.join(secrets)}", "proxies without a login, or mode=min, "
+                                         "which leaves arguments out", "--buildkit-attest type=provenance,mode=min"))
             if kind not in _ATTESTATIONS:
                 raise UsageError(Problem("not an attestation of BuildKit", "--buildkit-attest", text,
                                          "type=provenance[,mode=max] or type=sbom", "write it as for buildx"))
@@ -390,9 +399,7 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
         secrets.append(f"id=index,env={INDEX_VARIABLE}")
     if host.netrc is not None:
         secrets.append(f"id=netrc,src={host.netrc}")
-    proxies = [name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper())
-               if os.environ.get(name)]
-
+    proxies = [name for name in PROXIES if os.environ.get(name)]
     bottom = host.layout(lock.base.digest) if lock.base.digest else None
 
     def target(stage: str, tags: Iterable[str], labels: Mapping[str, str], **args: str) -> dict[str, object]:

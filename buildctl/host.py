@@ -17,6 +17,8 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 _BUNDLE_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _LINK_VARIABLES = ("UV_FIND_LINKS", "PIP_FIND_LINKS")
+#: proxy settings that steps of a build get, as predefined build arguments
+PROXIES = tuple(name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,20 @@ def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = N
         wheelhouses=tuple(dict.fromkeys([*(path.resolve() for path in wheelhouses), *local])),
         offline=offline,
     )
+
+
+def secret_proxies(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
+    """Where a proxy with a login is set that builds get as an argument, by name and never by value: in the environment,
+    or in the docker client's own configuration, which buildx adds to every build."""
+    named = {name: environ.get(name, "") for name in PROXIES}
+    config = Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+    try:
+        per_engine = json.loads(config.read_text(encoding="utf-8")).get("proxies", {})
+        named |= {f"proxies.{engine}.{name} in docker's config.json": str(value)
+                  for engine, settings in per_engine.items() for name, value in settings.items()}
+    except (OSError, ValueError, AttributeError):
+        pass  # none, or none that docker could read
+    return tuple(name for name, value in named.items() if "@" in value)
 
 
 def _ca(env: Mapping[str, str]) -> Path | None:

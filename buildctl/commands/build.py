@@ -56,7 +56,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
     """Build IMAGE... (default: all of the stack), tag them, and ask the engine whether they are there."""
     lent = host.read(wheelhouses, offline=offline)
     found, composition = composed(root, stack_name, wheelhouses, lent)
-    composition = composition.attested(own_attestations)
+    composition = composition.attested(own_attestations, host.secret_proxies(os.environ, Path.home()))
     if not allow_unlocked:
         locking.refuse_unlocked(composition.stack, found, composition.lock)
     cache = cache_dir()

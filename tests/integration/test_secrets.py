@@ -180,3 +180,20 @@ def test_a_failing_step_and_a_refused_login_do_not_tell_them(tiny: Path, registr
     assert refused.code == 10, refused.err
     assert processes.leaks == set()
     assert everything(planted, tiny, build, refused) == set()
+
+
+def test_buildkits_own_provenance_does_not_publish_the_login_of_a_proxy(tiny: Path, registry: RegistryServer,
+                                                                        planted: Planted) -> None:
+    def build(spec: str) -> Ran:
+        return buildctl("build", "cuda", "--stack", "tiny", "--progress", "plain", "--push", f"{registry.host}/team",
+                        "--buildkit-attest", spec, cwd=tiny, **planted.environment)
+
+    for spec in ("type=provenance,mode=max", "type=provenance"):
+        refused = build(spec)
+        assert (refused.code, "would publish the login of a proxy" in refused.err) == (2, True), refused.err
+    made = build("type=provenance,mode=min")
+    assert made.code == 0, made.err
+    manifests = [json.loads(data) for path in registry.blobs.rglob("data") if (data := path.read_bytes())[:1] == b"{"]
+    assert any("slsa.dev/provenance" in str(one.get("predicateType")) for one in manifests)
+    assert everything(planted, tiny, refused, made) == set()
+    assert leaks_under(registry.folder, planted) == set()

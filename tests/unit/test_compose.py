@@ -352,6 +352,19 @@ def test_buildkits_attestations_are_for_those_who_ask(tmp_path: Path) -> None:
         plain.attested(["mode=max"])
 
 
+@pytest.mark.parametrize("spec", ["type=provenance,mode=max", "type=provenance", "type=provenance,MODE=max",
+                                  "type=provenance,mode=min,mode=max"])
+def test_an_attestation_that_would_publish_a_proxys_login_is_refused(tmp_path: Path, spec: str) -> None:
+    plain = composed(tmp_path)
+    with pytest.raises(UsageError, match="would publish the login of a proxy") as error:
+        plain.attested([spec], ["HTTPS_PROXY"])
+    assert error.value.exit_code == 2
+    (problem,) = error.value.problems
+    assert ("HTTPS_PROXY" in problem.found, "mode=min" in problem.todo) == (True, True)
+    assert plain.attested([spec]) is not plain
+    assert plain.attested(["type=provenance,mode=min", "type=sbom"], ["HTTPS_PROXY"]) is not plain
+
+
 def test_labels_are_annotations_too_and_the_standards_own(tmp_path: Path) -> None:
     composition = composed(tmp_path, revision="c" * 40)
     target = json.loads(composition.written()["docker-bake.json"].content())["target"]["sglang-image"]

@@ -66,3 +66,18 @@ def test_wheelhouses_come_from_the_option_first_then_from_find_links(tmp_path: P
 
 def test_the_real_environment_is_the_default() -> None:
     assert isinstance(host.read(), host.Host)
+
+
+def test_proxies_with_a_login_are_named_and_not_shown(tmp_path: Path) -> None:
+    env = {"HTTPS_PROXY": "http://u:secret@proxy:3128", "http_proxy": "u:secret@proxy", "HTTP_PROXY": "http://proxy:3128",
+           "no_proxy": "localhost"}
+    assert host.secret_proxies(env, tmp_path) == ("http_proxy", "HTTPS_PROXY")
+    assert host.secret_proxies({}, tmp_path) == ()
+    config = tmp_path / ".docker" / "config.json"
+    config.parent.mkdir()
+    config.write_text('{"proxies": {"default": {"httpsProxy": "http://u:secret@proxy", "noProxy": "localhost"}}}')
+    assert host.secret_proxies({}, tmp_path) == ("proxies.default.httpsProxy in docker's config.json",)
+    assert host.secret_proxies({"DOCKER_CONFIG": str(tmp_path)}, tmp_path) == ()
+    for broken in ("no json", '["list"]', '{"proxies": {"default": "text"}}'):
+        config.write_text(broken)
+        assert host.secret_proxies({}, tmp_path) == ()
