@@ -259,7 +259,7 @@ def _base_stage(lock: Lock) -> Stage:
     if lock.base.source == "bootstrap":
         return Stage(_BASE, "scratch", f"ADD {BASE_TAR} /\n")
     # without a digest: an unlocked base, which builds refuse unless that is allowed
-    return Stage(_BASE, f"{lock.base.image}@{lock.base.digest}" if lock.base.digest else lock.base.image, "")
+    return Stage(_BASE, lock.base.pinned, "")
 
 
 def _header(stack: Stack) -> str:

@@ -103,7 +103,7 @@ def fetch(stack: Stack, lock: Lock, host: Host, engine: Engine, folder: Path, ca
         _place(bottom, folder / "base" / bottom.name)
     else:
         bottom = layout.path_of(folder, lock.base.digest)
-        say(f"base: {lock.base.image}@{lock.base.digest[:19]} from its registry")
+        say(f"base: {lock.base.pinned} from its registry")
         layout.save(lock.base.image, lock.base.digest, lock.platform, bottom)
     say("apt: asking the mirror from inside the base")
     _fetch_apt(stack, lock, bottom, host, engine, folder, cache, show)
@@ -250,7 +250,7 @@ def _fetch_apt(stack: Stack, lock: Lock, bottom: Path, host: Host, engine: Engin
             begin = f"FROM scratch AS base\nADD {BASE_TAR} /\n"
             files[BASE_TAR] = File(source=bottom, trusted=True)
         else:
-            begin = f"FROM {lock.base.image}@{lock.base.digest} AS base\n"
+            begin = f"FROM {lock.base.pinned} AS base\n"
             target["contexts"] = {"base": f"oci-layout://{bottom}@{lock.base.digest}"}
         files["Dockerfile"] = File((begin + _DOCKERFILE).encode())
         files["docker-bake.json"] = File(json.dumps({"target": {"debs": target}}).encode())

@@ -6,9 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from buildctl import reference
 from buildctl.errors import ManifestError, NetworkError, Problem
 from buildctl.oci import Descriptor, Manifest, platforms_of
-from buildctl.reference import parse
 from buildctl.registry import Registry
 from buildctl.retry import Failed, Policy
 
@@ -21,13 +21,13 @@ def path_of(folder: Path, digest: str) -> Path:
 def save(image: str, digest: str, platform: str, path: Path, policy: Policy | None = None) -> int:
     """Save one platform of an image; blobs that are there are kept.
 
-    :param image: the image's name; the digest says what is taken.
+    :param image: the image's name, as FROM takes it; the digest says what is taken.
     :param policy: attempts and waits.
     :returns: bytes that were fetched.
     :raises NetworkError: the registry does not answer, or gives something else than the digest.
     :raises ManifestError: the image has no such platform.
     """
-    parsed = parse(image)
+    parsed = reference.base(image)
     fetched = 0
     with Registry(parsed.registry, policy=policy) as registry:
         top = _manifest(registry, parsed.repository, digest)

@@ -84,6 +84,12 @@ class LockedBase:
     #: the state of Debian's archive that packages come from, as 20261201T000000Z; empty: what a mirror has
     snapshot: str = ""
 
+    @property
+    def pinned(self) -> str:
+        """The image as FROM takes it, its digest once. Older locks have the digest in `image`, too."""
+        name = self.image.partition("@")[0]
+        return f"{name}@{self.digest}" if self.digest else name
+
 
 @dataclass(frozen=True, slots=True)
 class LockedSeries:

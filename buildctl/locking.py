@@ -299,7 +299,7 @@ def _base(stack: Stack, before: Lock | None, inputs: dict[str, str], wanted: str
     image, bootstrap = stack.base.image, stack.base.bootstrap
     if wanted != "bootstrap" and image is not None:
         try:
-            return LockedBase("registry", image=image, digest=_digest(image))
+            return LockedBase("registry", image=image.partition("@")[0], digest=_digest(image))
         except BuildctlError:
             if wanted == "registry":
                 raise
@@ -329,16 +329,14 @@ def _debian(stack: Stack, base: LockedBase, before: Lock | None, inputs: dict[st
 
 
 def _digest(image: str) -> str:
-    """The digest of the base for the stack's platform, asked of its registry; a name without one is Docker Hub's."""
-    parsed = reference.parse(image)
+    """The digest of the base, as the stack names it or its registry tells it."""
+    parsed = reference.base(image)
     if parsed.digest:
         return parsed.digest
-    host, repository = parsed.registry or reference.DOCKER_HUB, parsed.repository
-    if host == reference.DOCKER_HUB and "/" not in repository:
-        repository = f"library/{repository}"
+    host = parsed.registry
     try:
         with Registry(host, policy=Policy(attempts=2), timeout=20) as registry:
-            found = registry.head(repository, parsed.tag or "latest")
+            found = registry.head(parsed.repository, parsed.tag or "latest")
     except BuildctlError as error:
         todo = (f"log in (`docker login {host}`), name a mirror of it as 'base' in the stack, or take one that "
                 "needs no registry: `--base bootstrap`")

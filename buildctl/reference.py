@@ -1,7 +1,7 @@
 """Image references and push targets: parse once, at the edge.
 
 Grammar: github.com/distribution/reference (`reference.go`), read strictly. A name without a registry stays without one:
-such a reference is local, it never means Docker Hub by accident.
+such a reference is local, it never means Docker Hub by accident. `base` alone reads a name as FROM does.
 """
 
 from __future__ import annotations
@@ -76,6 +76,16 @@ def parse(text: str) -> Reference:
         raise _bad(text, "the tag is not one", tag, _TAG_RULE)
     _check_name(text, registry, repository)
     return Reference(registry, repository, tag, digest)
+
+
+def base(text: str) -> Reference:
+    """Parse an image that builds stand on, as FROM reads it: a name without a registry is Docker Hub's, and there one
+    without an owner is the library's. Raises `UsageError`."""
+    found = parse(text)
+    registry, repository = found.registry or DOCKER_HUB, found.repository
+    if registry == DOCKER_HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    return replace(found, registry=registry, repository=repository)
 
 
 def parse_target(text: str) -> Target:

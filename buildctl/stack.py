@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from buildctl import image as images_module
-from buildctl import manifest
-from buildctl.errors import ManifestError, Problem
+from buildctl import manifest, reference
+from buildctl.errors import ManifestError, Problem, UsageError
 from buildctl.image import RUNTIME, TOOLS, LayerImage, ancestors
 from buildctl.manifest import Problems, Scalar, Table
 from buildctl.project import NAME, NAME_HELP, Project
@@ -23,7 +23,6 @@ TARGETS = {"cpu": "no GPU", "sm80": "8.0", "sm89": "8.9", "sm90": "9.0", "sm100"
            "sm120": "12.0", "sm121": "12.1"}
 #: what FlashInfer compiles for, at build time and at run time
 ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
-_REFERENCE = r"[a-z0-9][a-z0-9._/:-]*(?:@sha256:[0-9a-f]{64})?"
 _ENV = r"[A-Za-z_][A-Za-z0-9_]*"
 _FLAG = r"[a-z0-9][a-z0-9-]*"
 
@@ -254,7 +253,7 @@ def _base(table: Table, problems: Problems) -> Base:
     inner = table.table("base", required=True)
     if inner is None:
         return Base(None, None)
-    image = inner.string("image", "", pattern=_REFERENCE, expected="an image reference, as debian:bookworm-slim")
+    image = _image(inner, problems)
     bootstrap = None
     sub = inner.table("bootstrap")
     if sub is not None:
@@ -268,6 +267,19 @@ def _base(table: Table, problems: Problems) -> Base:
                      expected="image: REFERENCE, or bootstrap: {suite: SUITE}, or both")
     inner.close()
     return Base(image or None, bootstrap)
+
+
+def _image(table: Table, problems: Problems) -> str:
+    text = table.string("image", "")
+    try:
+        if text and reference.parse(text).digest.startswith("sha512:"):
+            problems.add("builds cannot take a base by such a digest", table.place("image"), found=text,
+                         expected="sha256: and 64 hex digits")
+    except UsageError as error:
+        problems.found += [replace(problem, what=f"'image' of 'base' is no image reference: {problem.what}",
+                                   where=table.place("image"), todo="write it as debian:bookworm-slim or "
+                                   "REGISTRY/NAME:TAG@sha256:DIGEST") for problem in error.problems]
+    return text
 
 
 def _cuda(table: Table) -> Cuda | None:

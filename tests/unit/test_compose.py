@@ -58,6 +58,9 @@ def test_a_registry_base_is_pinned_by_digest(tmp_path: Path) -> None:
     text = again(tmp_path, base=LockedBase("registry", image="debian:bookworm-slim", digest=digest)).dockerfile
     assert f"FROM debian:bookworm-slim@{digest} AS base\n" in text
     assert "base.tar" not in text
+    # a lock from before the digest was split off
+    old = LockedBase("registry", image=f"debian:bookworm-slim@{digest}", digest=digest)
+    assert again(tmp_path, base=old).dockerfile == text
 
 
 def test_a_share_lists_exact_hashes_per_index(tmp_path: Path) -> None:

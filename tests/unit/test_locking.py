@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildctl import base as bases
-from buildctl import debian, locking, stack
+from buildctl import compose, debian, locking, stack
 from buildctl import lock as locks
 from buildctl.errors import CompatibilityError, ManifestError, NetworkError, PatchError, Problem, UsageError
 from buildctl.host import Host
@@ -341,8 +341,13 @@ def test_a_base_from_a_registry(world: World, monkeypatch: pytest.MonkeyPatch) -
     locks.path_of(world.stack).unlink()
     with pytest.raises(ManifestError, match="does not have the base"):
         world.make(base="registry")
-    world.edit("image: debian:bookworm-slim", f"image: debian@{Found.digest}")
-    assert world.make(base="registry").lock.base.digest == Found.digest
+    # the digest stands in the lock once, and in the Dockerfile
+    for name in ("debian", "debian:bookworm-slim"):
+        world.edit(world.stack.base.image or "", f"{name}@{Found.digest}")
+        lock = world.write(base="registry")
+        assert lock.base == LockedBase("registry", image=name, digest=Found.digest)
+        text = compose.compose(world.project, world.stack, lock, world.host).dockerfile
+        assert f"FROM {name}@{Found.digest} AS base\n" in text
 
 
 def test_a_base_without_an_image_is_a_bootstrap(world: World) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildctl.errors import UsageError
-from buildctl.reference import Reference, Target, check_tag, parse, parse_target
+from buildctl.reference import Reference, Target, base, check_tag, parse, parse_target
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -67,3 +67,14 @@ def test_any_text_is_parsed_or_refused_and_never_changed(text: str) -> None:
     except UsageError:
         return
     assert str(reference) == text
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("debian:bookworm-slim", Reference("docker.io", "library/debian", "bookworm-slim")),
+    ("docker.io/debian", Reference("docker.io", "library/debian")),
+    ("nvidia/cuda:13.0.1-devel-ubuntu24.04", Reference("docker.io", "nvidia/cuda", "13.0.1-devel-ubuntu24.04")),
+    ("ghcr.io/debian:12", Reference("ghcr.io", "debian", "12")),
+    ("localhost:5000/debian", Reference("localhost:5000", "debian")),
+    (f"debian:12@{DIGEST}", Reference("docker.io", "library/debian", "12", DIGEST))])
+def test_a_base_is_read_as_from_reads_it(text: str, expected: Reference) -> None:
+    assert base(text) == expected
