@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,15 +109,14 @@ def settings_of(stages: Iterable[Stage], target: str) -> Settings:
     values: dict[str, Any] = {"environment": {}, "volumes": set(), "ports": set(), "layers": 0}
     for stage in chain:
         for instruction in fragment.instructions(stage.body):
-            word, _, rest = instruction.partition(" ")
-            _instruct(values, word.upper(), rest.strip())
+            _instruct(values, *fragment.split(instruction))
     return Settings(**{**values, "volumes": frozenset(values["volumes"]), "ports": frozenset(values["ports"])})
 
 
 def _instruct(values: dict[str, Any], word: str, rest: str) -> None:
     values["layers"] += word in ("RUN", "COPY", "ADD", "WORKDIR")
     if word == "ENV":
-        values["environment"] |= dict(pair.partition("=")[::2] for pair in shlex.split(rest))
+        values["environment"] |= fragment.variables(rest)
     elif word == "USER":
         values["user"] = rest
     elif word == "WORKDIR":

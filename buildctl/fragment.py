@@ -1,11 +1,13 @@
 """Dockerfile fragments: what buildctl has to know of a Dockerfile to join several into one.
 
-Only stage names and the places that a stage reads from are understood; everything else passes through as written.
+Only stage names, the places that a stage reads from and the variables that it sets are understood; everything else
+passes through as written.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,8 +40,8 @@ class Stage:
         """Paths of the build context that this stage mounts or copies."""
         paths: list[str] = []
         for instruction in instructions(self.body):
-            word, _, rest = instruction.partition(" ")
-            if word.upper() in ("COPY", "ADD") and "--from=" not in instruction:
+            word, rest = split(instruction)
+            if word in ("COPY", "ADD") and "--from=" not in instruction:
                 words = [part for part in rest.split() if not part.startswith("--")]
                 paths += words[:-1]
             paths += [fields["source"] for fields in _mounts(instruction)
@@ -65,7 +67,13 @@ def parse(text: str, where: str, problems: Problems) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     name = base = ""
     body: list[str] = []
-    started = False
+    started, first = False, 0
+
+    def end() -> None:
+        stage = Stage(name, base, "".join(body))
+        stages.append(stage)
+        _check_variables(stage.body, where, first, problems)
+
     for number, line, inside in _lines(text):
         match = None if inside else _FROM.match(line)
         if match is None:
@@ -79,33 +87,81 @@ def parse(text: str, where: str, problems: Problems) -> tuple[Stage, ...]:
                              todo="move it below a FROM line")
             continue
         if started:
-            stages.append(Stage(name, base, "".join(body)))
+            end()
         if not match["name"]:
             problems.add("a stage without a name", f"{where}:{number}", expected="FROM NAME AS STAGE")
         if match["name"] in [stage.name for stage in stages]:
             problems.add(f"two stages are called '{match['name']}'", f"{where}:{number}")
-        started, name, base, body = True, match["name"] or f"line{number}", match["base"], []
+        started, first, name, base, body = True, number, match["name"] or f"line{number}", match["base"], []
     if started:
-        stages.append(Stage(name, base, "".join(body)))
+        end()
     else:
         problems.add("a Dockerfile without FROM", where, expected="FROM parent AS layer")
     return tuple(stages)
 
 
+def _check_variables(body: str, where: str, first: int, problems: Problems) -> None:
+    for number, instruction in _numbered(body):
+        word, rest = split(instruction)
+        try:
+            if word == "ENV":
+                variables(rest)
+        except ValueError as error:
+            problems.add("an ENV line that nobody can read", f"{where}:{first + number}",
+                         found=f"{instruction}: {error}",
+                         expected="ENV NAME=VALUE, the value in quotes where it has spaces")
+
+
 def instructions(body: str) -> Iterator[str]:
     """The instructions of a stage, each on one line, without comments and heredoc bodies."""
-    current = ""
-    for _, line, inside in _lines(body):
+    return (instruction for _, instruction in _numbered(body))
+
+
+def _numbered(body: str) -> Iterator[tuple[int, str]]:
+    """Each instruction with the line that it begins on."""
+    current, first = "", 0
+    for number, line, inside in _lines(body):
         if inside or not line.strip() or line.lstrip().startswith("#"):
             continue
+        first = first or number
         stripped = line.strip()
         if stripped.endswith("\\"):
             current += stripped[:-1].rstrip() + " "
         else:
-            yield (current + stripped).strip()
-            current = ""
+            yield first, (current + stripped).strip()
+            current, first = "", 0
     if current:
-        yield current.strip()
+        yield first, current.strip()
+
+
+def split(instruction: str) -> tuple[str, str]:
+    """The word that an instruction begins with, in capitals, and the rest."""
+    word, *rest = instruction.split(None, 1)
+    return word.upper(), rest[0] if rest else ""
+
+
+def variables(rest: str) -> dict[str, str]:
+    """What an ENV instruction sets, as Docker reads its two forms: `NAME=VALUE ...` and the older `NAME VALUE`, where
+    the value goes to the end of the line. Variables in values are not expanded.
+
+    :param rest: what follows ENV.
+    :raises ValueError: Docker takes it in neither form.
+    """
+    words = rest.split(None, 1)
+    if len(words) < 2 and "=" not in rest:
+        raise ValueError("no value")
+    if "=" not in words[0]:
+        name, value = words
+        line = shlex.shlex(value, posix=True)
+        line.whitespace, line.commenters, line.whitespace_split = "", "", True  # one word, without its quotes
+        return {name: line.read_token() or ""}
+    found = {}
+    for pair in shlex.split(rest):
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise ValueError(f"no NAME= in '{pair}'")
+        found[name] = value
+    return found
 
 
 def heredocs(body: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from buildctl import fragment
 from buildctl.compat.rules import Finding, Rule
 from buildctl.compat.view import Package, View
 from buildctl.lock import PUBLIC
@@ -17,8 +18,8 @@ from buildctl.manifest import Scalar
 from buildctl.stack import TARGETS
 
 Kind = Callable[[Rule, View], Iterator[Finding]]
-#: nvidia-nccl-cu12, flashinfer-jit-cache-cu129
-_SUFFIX = re.compile(r"-cu(\d\d)\d?$")
+#: nvidia-nccl-cu12, flashinfer-jit-cache-cu129, cupy-cuda12x, tensorrt-cu12-libs
+_SUFFIX = re.compile(r"-cu(?:da)?(\d\d)(?:\d|x)?(?=-|$)")
 
 
 def _matching(view: View, text: str) -> Package | None:
@@ -129,11 +130,12 @@ def dockerfile(rule: Rule, view: View) -> Iterator[Finding]:
     """An instruction that no layer should have. `pattern`: a regular expression."""
     pattern = re.compile(rule.options["pattern"])
     for where, text in view.instructions:
-        if pattern.search(text):
-            yield Finding(text.split()[0], "a Dockerfile has a line that it should not have", text, "", where)
+        word, _ = fragment.split(text)
+        if word != "ENV" and pattern.search(text):
+            yield Finding(word, "a Dockerfile has a line that it should not have", text, "", where)
     for variable in view.variables:
         line = f"{variable.name}={variable.value}"
-        if pattern.search(line) and not variable.where.endswith("Dockerfile"):
+        if pattern.search(line):
             yield Finding(variable.name, "the environment has a value that it should not have", line, "",
                           variable.where)
 

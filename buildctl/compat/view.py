@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -155,15 +154,14 @@ def _instructions(stack: Stack) -> Iterator[tuple[str, str]]:
 
 def _variables(stack: Stack, instructions: tuple[tuple[str, str], ...]) -> Iterator[Variable]:
     for where, instruction in instructions:
-        word, _, rest = instruction.partition(" ")
-        if word.upper() != "ENV":
+        word, rest = fragment.split(instruction)
+        if word != "ENV":
             continue
         try:
-            words = shlex.split(rest)
+            found = fragment.variables(rest)
         except ValueError:
-            continue  # not ours to judge: the engine will refuse it
-        for pair in words:
-            name, _, value = pair.partition("=")
+            continue  # composing refuses it, with its line
+        for name, value in found.items():
             yield Variable(name, value, where)
     place = stack.place
     for name, value in stack.environment.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildctl.fragment import instructions, parse
+from buildctl.fragment import instructions, parse, split, variables
 from buildctl.manifest import Problems
 
 TEXT = """\
@@ -68,6 +68,27 @@ def test_an_instruction_cut_off_by_the_end_still_counts() -> None:
     ("FROM a AS layer\nFROM $X AS y z\n", "Dockerfile:2: a FROM line that cannot be joined"),
     ("FROM a AS layer\nFROM b AS layer\n", "Dockerfile:2: two stages are called 'layer'"),
     ("# nothing\n", "Dockerfile: a Dockerfile without FROM"),
+    ("# x\nFROM a AS b\nENV A=1 \\\n  B=2\n\nFROM b AS layer\nRUN x\nENV A=1 \\\n  C\n",
+     "Dockerfile:8: an ENV line that nobody can read"),
+    ("FROM a AS layer\nENV A='\n", "Dockerfile:2: an ENV line that nobody can read"),
+    ("FROM a AS layer\nENV A\n", "Dockerfile:2: an ENV line that nobody can read"),
+    ("FROM a AS layer\nENV\n", "Dockerfile:2: an ENV line that nobody can read"),
+    ("FROM a AS layer\nENV =1\n", "Dockerfile:2: an ENV line that nobody can read"),
 ])
 def test_what_cannot_be_joined(text: str, problem: str) -> None:
     assert problem in parsed(text)[1]
+
+
+@pytest.mark.parametrize(("rest", "found"), [
+    ("A=1 B='two words' C=", {"A": "1", "B": "two words", "C": ""}),
+    ("A=b=c D=e\\ f", {"A": "b=c", "D": "e f"}),
+    # the older form, which Docker still takes: the value goes to the end of the line
+    ("A 1", {"A": "1"}), ("CUDA_HOME   /usr/local/cuda", {"CUDA_HOME": "/usr/local/cuda"}),
+    ("A  two  words # no comment", {"A": "two  words # no comment"}), ('A "quoted  words"', {"A": "quoted  words"}),
+    ("ONE TWO= THREE=x", {"ONE": "TWO= THREE=x"}), ('A ""', {"A": ""})])
+def test_variables_as_docker_reads_them(rest: str, found: dict[str, str]) -> None:
+    assert variables(rest) == found
+
+
+def test_an_instruction_begins_with_a_word() -> None:
+    assert (split("env\tA=b  c"), split("RUN")) == (("ENV", "A=b  c"), ("RUN", ""))

@@ -74,7 +74,8 @@ def test_the_stack_may_let_a_library_pass(library: Made) -> None:
 
 @pytest.mark.parametrize(("name", "version", "wrong"), [
     ("nvidia-cublas-cu12", "12.8", True), ("nvidia-cudnn-cu13", "9.24", False), ("torch", "2.9.1+cu128", True),
-    ("torch", "2.9.1+cu130", False), ("nvidia-cublas", "13.1", False), ("cupy-cuda12x", "13", False)])
+    ("torch", "2.9.1+cu130", False), ("nvidia-cublas", "13.1", False), ("cupy-cuda12x", "13", True),
+    ("cupy-cuda13x", "14", False), ("tensorrt-cu12-libs", "10", True), ("x-cu129", "1", True), ("docu12", "1", False)])
 def test_names_and_labels_tell_the_cuda(name: str, version: str, wrong: bool) -> None:
     assert bool(list(guard.check_names([package(name, version)], "13.0"))) is wrong
 

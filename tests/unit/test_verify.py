@@ -367,6 +367,8 @@ def test_settings_come_from_the_instructions_of_the_whole_chain() -> None:
         "1000:1000", ("/e",), ("/bin/sh", "-c", "serve it"), "/results",
         {"A": "1", "B": "two words", "C": "3", "PATH": "/opt/venv/bin:$PATH"}, frozenset({"/cache"}),
         frozenset({"30000/tcp", "53/udp"}), ("CMD", "/e", "health"), {"interval": 30, "timeout": 90}, layers=1)
+    older = expectation.settings_of([Stage("top", "scratch", "ENV A the older form\nexpose 1\n")], "top")
+    assert (dict(older.environment), older.ports) == ({"A": "the older form"}, frozenset({"1/tcp"}))
     assert expectation.settings_of([Stage("top", "scratch", "HEALTHCHECK NONE\n")], "top").healthcheck == ("NONE",)
     assert seconds("1h2m3s500ms") == 3723.5
 

@@ -146,7 +146,7 @@ def check_names(packages: Iterable[Installed], cuda: str) -> Iterator[Difference
     """No package is made for another CUDA."""
     major = cuda.partition(".")[0]
     for package in packages:
-        made_for = re.search(r"-cu(\d\d)$", package.name)
+        made_for = re.search(r"-cu(?:da)?(\d\d)(?:\d|x)?(?=-|$)", package.name)
         label = re.search(r"\+cu(\d\d)\d$", package.version)
         for match in (made_for, label):
             if match and match[1] != major:
