@@ -15,8 +15,11 @@ from importlib import resources
 from entrypoints.logfile import first_exception
 
 _NUMBER = re.compile(r"\d+")
-#: the server prints its whole configuration, its requests, and models that this image cannot load: no failures
-_NOISE = re.compile(r"server_args=|\bINFO: +\d+\.\d+\.\d+\.\d+:\d+ - \"|Ignore import error when loading")
+#: the server prints its whole configuration, its requests, models that this image cannot load, what an autotuner
+#: (Inductor's, FlashInfer's) tried in vain, and what it does without: no failures
+_NOISE = re.compile(r"server_args=|\bINFO: +\d+\.\d+\.\d+\.\d+:\d+ - \"|Ignore import error when loading"
+                    r"|select_algorithm\.py:\d+\]|for benchmark choice|(?i:\[autotuner\])"
+                    r"|Failed to initialize FlashInfer workspace|[Ff]alling back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,12 @@ def match(line: str, faults: Iterable[Fault], version: str = "") -> Match | None
                 return hit
             best = best or hit
     return best
+
+
+def is_end(line: str, faults: Iterable[Fault], version: str = "") -> bool:
+    """Whether the line alone says that the server will never serve again, whatever cause it also names."""
+    return not _NOISE.search(line) and any(one.fatal and one.applies(version) and one.pattern.search(line)
+                                           for one in faults)
 
 
 def first_cause(lines: Sequence[str], faults: Iterable[Fault], version: str = "") -> Match | None:

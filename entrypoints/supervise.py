@@ -233,8 +233,7 @@ class Server:
                 self.look()
         gone = tuple(f"{self._required[pid].name} (pid {pid})" if pid in self._required else f"server (pid {pid})"
                      for pid in (self._fds[fd] for fd, _ in self._poll.poll(0)))
-        fatal = [line for line in self.log.new_lines()
-                 if (hit := faults.match(line, faults.load(), self.version)) and hit.fault.fatal]
+        fatal = [line for line in self.log.new_lines() if faults.is_end(line, faults.load(), self.version)]
         if gone or (fatal and not self.doubt(fatal[0])):
             self._death = ServerDied(self._last_words(gone))
             raise self._death

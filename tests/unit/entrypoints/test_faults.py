@@ -7,7 +7,7 @@ import re
 import pytest
 
 from entrypoints import faults
-from entrypoints.faults import explain, first_cause, in_range, load, match, parse, version_key
+from entrypoints.faults import explain, first_cause, in_range, is_end, load, match, parse, version_key
 from tests.unit.entrypoints import recorded
 
 
@@ -23,6 +23,37 @@ def test_harmless_lines_that_look_like_failures() -> None:
                  'INFO:     127.0.0.1:5 - "GET /health?x=Scheduler hit an exception HTTP/1.1" 200 OK',
                  "SymmMemCommunicator: Device capability 12.0 not supported, communicator is not available."):
         assert match(line, load()) is None, line
+
+
+#: what Inductor's autotuner logs for a candidate that does not fit, and FlashInfer where it does without
+RECOVERABLE = (
+    "E1201 10:11:12.131415 77 torch/_inductor/select_algorithm.py:2100] [0/0] No valid triton configs. OutOfResources: "
+    "out of resource: shared memory, Required: 110592, Hardware limit: 101376. Reducing block sizes or `num_stages` "
+    "may help.",
+    "Exception No valid triton configs. OutOfResources: out of resource: shared memory, Required: 110592, Hardware "
+    "limit: 101376 for benchmark choice TritonTemplateCaller(/x.py, BLOCK_M=128)",
+    "[Autotuner]: Skipping tactic <runner> 3, due to failure while profiling: Error in function 'TllmGenFmhaRunner': "
+    "Unsupported architecture",
+    "Failed to initialize FlashInfer workspace (backend=trtllm): [SymmDeviceMemory] Device does not support "
+    "multicasting. Disabling flashinfer allreduce fusion permanently.")
+
+
+def test_what_an_autotuner_tries_in_vain_is_neither_an_end_nor_a_cause() -> None:
+    for line in RECOVERABLE:
+        assert match(line, load()) is None, line
+        assert not is_end(line, load())
+    death = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert explain([*RECOVERABLE, death], load()).fault == "gpu-out-of-memory"
+
+
+def test_only_the_servers_own_word_is_an_end() -> None:
+    """Any other text may be in a log of a server that tried something and goes on."""
+    assert {row.name for row in load() if row.fatal} == {
+        "scheduler-exception", "detokenizer-exception", "child-crashed", "child-failed"}
+    assert all(row.symptom for row in load() if row.fatal)
+    assert is_end("Scheduler hit an exception: RuntimeError: CUDA out of memory", load()), "a cause in the same line"
+    assert not is_end("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 106496, "
+                      "Hardware limit: 101376", load())
 
 
 def test_rows_are_well_formed() -> None:

@@ -14,6 +14,7 @@ import pytest
 from entrypoints.errors import ServerFault
 from entrypoints.readiness import Expect, wait_ready
 from tests.unit.entrypoints.serving import MODEL, server
+from tests.unit.entrypoints.test_faults import RECOVERABLE
 
 #: seconds within which each diagnosis must be there; the message comes after 0.3 s
 SOON = 3.0
@@ -25,10 +26,11 @@ ROWS: list[tuple[str, str, list[str], str, str]] = [
     ("K1-1", "0.5.9", ["[sgl_kernel] CRITICAL: Could not load any common_ops library!", *TRACE,
                        "|ImportError: libnvrtc.so.12: cannot open shared object file: No such file or directory"],
      "kernel-wheel-cuda-major", "cu130"),
-    ("K1-2", "0.5.9", ["Internal Triton PTX codegen error",
+    ("K1-2", "0.5.9", [*TRACE, "|Internal Triton PTX codegen error",
                        "|ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"],
      "ptxas-too-old", "TRITON_PTXAS_PATH"),
-    ("K1-3 trtllm", "0.5.9", ["Error in function 'TllmGenFmhaRunner' at fmhaRunner.cuh:30: Unsupported architecture"],
+    ("K1-3 trtllm", "0.5.9",
+     [*TRACE, "|RuntimeError: Error in function 'TllmGenFmhaRunner' at fmhaRunner.cuh:30: Unsupported architecture"],
      "trtllm-attention-on-sm120", "flashinfer"),
     ("K1-3 shared memory", "0.5.9",
      [*TRACE, "|triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 106496, "
@@ -134,3 +136,15 @@ def test_a_row_of_another_version_does_not_match(tmp_path: Path) -> None:
     error, _ = play(tmp_path, "0.5.23", [*TRACE, "|KeyError: 12"], [["exit", 1]])
     assert error.diagnosis.fault == ""
     assert error.diagnosis.cause == "KeyError: 12"
+
+
+def test_a_server_that_tunes_its_kernels_is_left_alone(tmp_path: Path) -> None:
+    """Rejected candidates are logged as errors, and the server goes on."""
+    lines = [f"|{line}" for line in RECOVERABLE]
+    tuning = "|RuntimeError: out of resource: shared memory, Required: 106496, Hardware limit: 101376"
+    with server(tmp_path, log=[*lines, tuning], then=[["after", 0.2], *(["log", line] for line in lines)]) as one:
+        wait_ready(one, Expect(MODEL), stall=30)
+        while one.log.everything()[-1] != RECOVERABLE[-1]:
+            one.wait(0.05)
+        one.check()
+    assert one.stop().clean
