@@ -20,7 +20,7 @@ from buildctl.image_config import KEY_LABEL
 NAME = "binding.json"
 SCHEMA = 1
 #: the files that a result follows from, in the order in which they are hashed (entrypoints/result.schema.json)
-RAW = ("plan.json", "blocks.jsonl", "requests.jsonl")
+RAW = ("plan.json", "context.json", "blocks.jsonl", "requests.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from buildctl.errors import AuditError, Interrupted, Problem, UsageError
 
 Say = Callable[[str], None]
 #: what `compare` needs of a run
-_COMPARED = ("plan.json", "context.json", "blocks.jsonl", "requests.jsonl")
 #: exit code of a shell and of our entrypoint for a word that is neither mode nor command
 _UNKNOWN_WORD = 127
 
@@ -142,5 +141,5 @@ def _inside(words: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
         name = f"{number}-{name}" if name in used else name
         used.add(name)
         inside.append(f"{group}={bench.RESULTS}/{name}" if group else f"{bench.RESULTS}/{name}")
-        files.update({f"{name}/{file}": folder / file for file in _COMPARED if (folder / file).is_file()})
+        files.update({f"{name}/{file}": folder / file for file in binding.RAW if (folder / file).is_file()})
     return inside, files

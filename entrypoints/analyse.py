@@ -496,6 +496,9 @@ def gates(plan: Record, blocks: Sequence[Record], rows: Sequence[Record], *, evi
     if plan.get("rate") and max(waits, default=0.0) > QUEUED_MS:
         notes.append(f"requests waited up to {max(waits):.0f} ms (p99) in the client after their arrival, because only "
                      f"{max(plan['load_points'])} may be in flight; times to first token begin at the sending")
+    known = {claim["claim"] for claim in evidence}
+    causes += [f"required evidence: no server start says anything about {name}"
+               for name in plan.get("required_evidence", ()) if rows and name not in known]
     for claim in evidence:
         if claim.get("required") and claim.get("state") != "active":
             causes.append(f"required evidence: {claim['claim']} is {claim['state']}"

@@ -187,9 +187,11 @@ def compare(runs: Sequence[Run], *, drift: float = DRIFT, allow: Sequence[str] =
     primary: list[dict[str, Any]] = []
     secondary: list[dict[str, Any]] = []
     end = plan["primary_endpoint"]
+    # runs of the baseline against itself have no candidate: then the baseline's rate is the question
+    asked = end["candidate"] if end["candidate"] in runs[0].arms else end["baseline"]
     for other in others:
         for one in _rows(members, (reference, other), basis, allowance):
-            first = (one["kind"], one["arm"], one["concurrency"]) == (RATE, end["candidate"], end["concurrency"])
+            first = (one["kind"], one["arm"], one["concurrency"]) == (RATE, asked, end["concurrency"])
             (primary if first else secondary).append(one)
     for family in (primary, secondary):
         levels = analyse.holm(family, plan["alpha_total"])

@@ -11,15 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 #: alarm: this many times the reference's hazard and this many divergences per token compared
 HAZARD_FACTOR, HAZARD_LIMIT = 5.0, 5e-3
 #: alarm: share of prompts that split within the first tokens
 EARLY_TOKENS, EARLY_SHARE = 8, 0.05
 #: largest gap between the two best tokens (in nats) that rounding can bridge: bf16 logits between 16 and 32 are
-#: 0.125 apart, quantised weights twice as coarse; beyond the last value it is a defect
+#: 0.125 apart, quantised weights twice as coarse; beyond the last value it is a defect for certain
 TIE_GAP, TIE_GAP_QUANTISED, DEFECT_GAP = 0.25, 0.5, 1.0
 TIE_SHARE = 0.95
+#: how many of the best next tokens are asked for at a split: three-way near-ties are common exactly there
+TOP = 8
+#: level at which too few near-ties are more than bad luck with a few splits
+UNTIED = 0.01
 #: an answer with less than this share of different bigrams, or of one token only, is garbage
 BIGRAM_SHARE, GARBAGE_TOKENS = 0.2, 16
 
@@ -80,27 +85,35 @@ def forks(base: Mapping[str, Sequence[int]], candidate: Mapping[str, Sequence[in
 
 
 def judge(fork: Mapping[str, Any], top: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """A fork with the baseline's two best tokens after the common prefix, as (logprob, token), best first.
+    """A fork with the baseline's best next tokens after the common prefix, as (logprob, token), best first.
 
-    `gap` is None when one of the two tokens that were taken is not among them: no rounding explains that.
+    `gap`: by how much the worse of the two tokens that were taken falls short of the best, in nats; None when one of
+    them is not among the best. `span` is then what its gap is at least.
     """
-    tokens = [token for _, token in top[:2]]
-    near = {fork["base"], fork["candidate"]} <= set(tokens)
+    known = {token: value for value, token in top}
+    taken = [known.get(fork["base"]), known.get(fork["candidate"])]
+    best = top[0][0]
+    gaps = [best - value for value in taken if value is not None]
     return {"prompt_id": fork["prompt_id"], "index": fork["index"], "base": fork["base"],
-            "candidate": fork["candidate"], "top": [[round(value, 5), token] for value, token in top[:2]],
-            "gap": round(top[0][0] - top[1][0], 5) if near else None}
+            "candidate": fork["candidate"], "top": [[round(value, 5), token] for value, token in top],
+            "gap": round(max(gaps), 5) if len(gaps) == 2 else None, "span": round(best - top[-1][0], 5)}
 
 
 def ties(judged: Sequence[Mapping[str, Any]], limit: float) -> dict[str, Any] | None:
-    """Share of forks that are near-ties on the baseline; None when none was looked at."""
+    """Share of forks that are near-ties on the baseline; None when none was looked at.
+
+    `untied`: there are fewer than `TIE_SHARE` of them, and that is no bad luck (binomial test at 1 %).
+    """
     if not judged:
         return None
     gaps = [one["gap"] for one in judged]
     near = sum(gap is not None and gap <= limit for gap in gaps)
     known = [gap for gap in gaps if gap is not None]
-    defects = sum(gap is None or gap > DEFECT_GAP for gap in gaps)
+    defects = sum((one["span"] if one["gap"] is None else one["gap"]) > DEFECT_GAP for one in judged)
+    chance = float(stats.binom.sf(len(gaps) - near - 1, len(gaps), 1 - TIE_SHARE))
     return {"checked": len(gaps), "ok": near, "max_gap_nat": max(known, default=None), "limit_nat": limit,
-            "defects": defects, "passed": defects == 0 and near >= TIE_SHARE * len(gaps)}
+            "defects": defects, "untied": near < len(gaps) and chance < UNTIED,
+            "passed": defects == 0 and near >= TIE_SHARE * len(gaps)}
 
 
 def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str, candidate: str,
@@ -109,8 +122,8 @@ def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str,
 
     Base against base uses neighbouring blocks of the baseline; base against candidate the blocks of the same rank.
     `lossy` holds switches that make speculation lossy by configuration, `tied` the outcome of the tie test. State:
-    `equivalent`, `equivalent-up-to-ties` (every split looked at is a near-tie), `equivalent-within-noise` (splits are
-    rare, ties not looked at), `different`, `lossy-by-config`, `not-checked`.
+    `equivalent`, `equivalent-up-to-ties` (the splits looked at are near-ties), `equivalent-within-noise` (splits are
+    rare, and none or too few were looked at to say more), `different`, `lossy-by-config`, `not-checked`.
     """
     blocks = {arm: sorted({block for name, block, _ in answers if name == arm}) for arm in (baseline, candidate)}
 
@@ -134,6 +147,9 @@ def assess(answers: Mapping[tuple[str, int, str], Sequence[int]], baseline: str,
     if tied and tied["defects"]:
         alarms.append(f"{tied['defects']} of {tied['checked']} splits are no near-ties on the baseline: a defect, not "
                       "rounding")
+    elif tied and tied["untied"]:
+        alarms.append(f"only {tied['ok']} of {tied['checked']} splits are near-ties on the baseline (at most "
+                      f"{tied['limit_nat']:g} nat apart): more than rounding")
     elif tied and tied["passed"]:  # explained token by token: how often and how early it happens is only a number
         alarms = []
     if against is None:

@@ -17,8 +17,10 @@ from entrypoints import contract
 from entrypoints.image import Patch
 from entrypoints.trace import Summary
 
-#: accept length at which a draft contributes nothing: the target's own token is 1
-DEAD_DRAFT = 1.02
+#: claims about every server start; a patch of the image adds `patch PACKAGE/NAME`, and `speculation` comes from the
+#: requests of all starts together (`result`)
+CLAIMS = ("attention-backend", "cuda-graphs", "all-reduce-fusion", "torch-symmetric-memory", "custom-all-reduce",
+          "pcie-ipc-all-reduce", "no-jit-while-measuring")
 #: worst first: a claim over several server starts is as good as its worst one
 WORST = ("inactive", "unsupported", "fallback", "unverified", "active")
 EXCERPT = 200
@@ -28,8 +30,7 @@ EXCERPT = 200
 class Observation:
     """All that one server start shows. None where something was not looked at.
 
-    `accept_length` and `verify_rounds` come from per-request counts; `jit_files` is how many kernel files appeared in
-    the measured window.
+    `jit_files` is how many kernel files appeared in the measured window.
     """
 
     arm: str
@@ -38,8 +39,6 @@ class Observation:
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Sequence[str] = ()
     patches: Sequence[Patch] = ()
-    accept_length: float | None = None
-    verify_rounds: int | None = None
     jit_files: int | None = None
     trace: Summary | None = None
 
@@ -63,32 +62,38 @@ class Claim:
         return {**asdict(self), "sources": [dict(one) for one in self.sources]}
 
 
+def known(patches: Iterable[Patch]) -> tuple[str, ...]:
+    """Every claim that can be required of an image with these patches."""
+    return ("speculation", *CLAIMS, *(_patch_claim(one) for one in patches))
+
+
 def observe(seen: Observation, *, required: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Every claim about one server start. `speculation` is required of every arm that speculates, and of no other."""
-    wanted = set(required) - {"speculation"}
-    if seen.server_info.get("speculative_algorithm"):
-        wanted.add("speculation")
-    claims = [_attention(seen), _speculation(seen), _graphs(seen), *_all_reduce(seen), _no_jit(seen),
+    """Every claim about one server start."""
+    wanted = set(required)
+    claims = [_attention(seen), _graphs(seen), *_all_reduce(seen), _no_jit(seen),
               *(_patch(seen, one) for one in seen.patches)]
     return [{**one.as_dict(), "required": one.claim in wanted} for one in claims]
 
 
 def merge(old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Evidence over several server starts: for each claim and arm the worst state, with its own reasons."""
+    """Evidence over several server starts: for each claim and arm the worst state, with its own reasons.
+
+    A trace is taken of one start of an arm. What it showed stands for the others, which have the same flags: that they
+    have no trace does not take it back. That they said something else does.
+    """
     table: dict[tuple[str, str], dict[str, Any]] = {}
     for one in (*old, *new):
         key = (str(one["claim"]), str(one["arm"]))
-        if key not in table or WORST.index(str(one["state"])) < WORST.index(str(table[key]["state"])):
+        if key not in table or _rank(one) < _rank(table[key]):
             table[key] = dict(one)
     return list(table.values())
 
 
-def accept_lengths(log: Iterable[str], version: str = "") -> list[float]:
-    """Accept lengths of the decode lines, whatever stands around them; [] when no line says one: unknown, not 1."""
-    entry = next((one for one in contract.select("pattern", version) if one.name == "decode-accept"), None)
-    if entry is None or entry.pattern is None:
-        return []
-    return [float(found["length"]) for line in log if (found := entry.pattern.search(line))]
+def _rank(claim: Mapping[str, Any]) -> float:
+    """Place in `WORST`; shown by a trace comes before not looked at."""
+    rank = WORST.index(str(claim["state"]))
+    traced = any(one["kind"] == "trace" for one in claim.get("sources") or ())
+    return WORST.index("unverified") - 0.5 if claim["state"] == "active" and traced else rank
 
 
 def _attention(seen: Observation) -> Claim:
@@ -119,27 +124,6 @@ def _by_kernels(seen: Observation, claim: str, declared: str, family: str, trace
     source = {"kind": "trace", "ref": family, "excerpt": observed}
     return Claim(claim, seen.arm, "active" if count else "inactive", declared, observed=observed,
                  reason="" if count else "its kernels are not in the trace", sources=(*sources, source))
-
-
-def _speculation(seen: Observation) -> Claim:
-    """Per-request counts of the server; the decode lines of its log when those are missing."""
-    algorithm = seen.server_info.get("speculative_algorithm")
-    declared = f"{algorithm}, draft {seen.server_info.get('speculative_draft_model_path')}" if algorithm else "off"
-    effective = "the comparison itself" if algorithm else ""
-    length, kind, ref = seen.accept_length, "requests", "spec_verify_ct"
-    if length is None and (lines := accept_lengths(seen.log, seen.version)):
-        length, kind, ref = sum(lines) / len(lines), "log", f"accept len in {len(lines)} decode lines"
-    if not algorithm:
-        return Claim("speculation", seen.arm, "inactive", declared, reason="not asked for")
-    if length is None or seen.verify_rounds == 0:
-        state = "inactive" if seen.verify_rounds == 0 else "unverified"
-        why = "no verify round in any request" if seen.verify_rounds == 0 else "the server reports no accept length"
-        return Claim("speculation", seen.arm, state, declared, effective=effective, reason=why)
-    observed = f"accept length {length:.3f}"
-    source = {"kind": kind, "ref": ref, "excerpt": observed}
-    dead = length <= DEAD_DRAFT
-    return Claim("speculation", seen.arm, "inactive" if dead else "active", declared, observed=observed,
-                 effective=effective, reason="the draft contributes nothing" if dead else "", sources=(source,))
 
 
 def _graphs(seen: Observation) -> Claim:
@@ -225,9 +209,13 @@ def _no_jit(seen: Observation) -> Claim:
                  reason="kernels were compiled in the measured window" if seen.jit_files else "")
 
 
+def _patch_claim(patch: Patch) -> str:
+    return f"patch {patch.package}/{patch.name}"
+
+
 def _patch(seen: Observation, patch: Patch) -> Claim:
     """A patch shows itself when its branch is reached: by the text that it writes to the log."""
-    claim, declared = f"patch {patch.package}/{patch.name}", f"in the image, sha256 {patch.sha256[:12]}"
+    claim, declared = _patch_claim(patch), f"in the image, sha256 {patch.sha256[:12]}"
     if not patch.marker:
         return Claim(claim, seen.arm, "unverified", declared, reason="the patch writes no marker")
     if line := _find(seen.log, patch.marker):

@@ -1,7 +1,8 @@
 """How fast this machine could decode one stream at best: bytes that must move, over the bandwidth that was measured.
 
-A lower bound on the time of a token, not a prediction. Time = weights read once, over all GPUs, plus the KV cache, plus
-two all-reduces for each layer under tensor parallelism, plus the launch. Each input says where it comes from.
+Time = weights read once, over all GPUs, plus the KV cache, plus two all-reduces for each layer under tensor
+parallelism, plus the launch. On one GPU that is a lower bound on the time of a token, and no prediction; with several
+it is what NCCL's all-reduce allows, which other ways can beat. Each input says where it comes from.
 """
 
 from __future__ import annotations
@@ -24,11 +25,18 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.|\.experts\.(gate_up|down|gate|up)_proj
 
 
 def tensor_bytes(folder: Path) -> dict[str, int]:
-    """Name to bytes of every tensor, from the headers of the safetensors files; {} when there are none."""
+    """Name to bytes of every tensor, from the headers of the safetensors files; {} when there are none.
+
+    Raises `ValueError` for a file that is none.
+    """
     found: dict[str, int] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as handle:
-            header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
+            start = handle.read(8)
+            size = struct.unpack("<Q", start)[0] if len(start) == 8 else file.stat().st_size
+            if size > file.stat().st_size - 8:
+                raise ValueError(f"{file.name} is no safetensors file, or not whole")
+            header = json.loads(handle.read(size))
         for name, one in header.items():
             if name != "__metadata__":
                 begin, end = one["data_offsets"]
@@ -82,24 +90,46 @@ def measure(python: Path, *, device: str, world: int, sizes: Sequence[int], envi
         return {"trouble": (done.stderr.strip().splitlines() or [str(error)])[-1]}
 
 
-def inputs(model: Path, python: Path, *, cuda: bool, tp: int, environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `evaluate` needs from this machine and this model; None for a model that is no folder here."""
+def inputs(model: Path | None, python: Path, *, cuda: bool, tp: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What `evaluate` needs from this machine and this model; `{"trouble": ...}` where something of it is not known.
+
+    :param model: the model's folder; None for one that is not on this disk yet.
+    """
+    if model is None:
+        return {"trouble": "the model's files were not here before the first start"}
     config = models.config(model)
-    tensors = tensor_bytes(model) if model.is_dir() else {}
-    if not config or not tensors:
-        return None
+    try:
+        tensors = tensor_bytes(model)
+    except (OSError, ValueError) as error:
+        return {"trouble": str(error), "quantised": quantised(config)}
+    if not tensors:
+        return {"trouble": "the model has no safetensors files", "quantised": quantised(config)}
     text = config.get("text_config") or config
     message = int(text.get("hidden_size") or 0) * 2
     bench = measure(python, device="cuda" if cuda else "cpu", world=tp if cuda else 1,
                     sizes=[message, 4 * message] if tp > 1 else [], environment=environment)
     return {"active_bytes": active_bytes(tensors, config), "kv_bytes_per_token": kv_bytes_per_token(config),
-            "layers": text.get("num_hidden_layers") or 0, "tp": tp, "cuda": cuda, "microbench": bench}
+            "layers": text.get("num_hidden_layers") or 0, "tp": tp, "cuda": cuda, "microbench": bench,
+            "quantised": quantised(config)}
 
 
-def evaluate(given: Mapping[str, Any] | None, *, context: float, rate: float | None) -> dict[str, Any] | None:
-    """The limit and its parts in ms; `context` is the mean number of earlier tokens, `rate` the baseline's tok/s."""
-    if not given or not given["microbench"].get("mem_copy_gbs"):
-        return None
+def quantised(config: Mapping[str, Any]) -> bool:
+    """Whether a model's own config.json says that its weights are quantised; SGLang then needs no flag for it."""
+    text = config.get("text_config") or {}
+    return any(one.get(key) for one in (config, text) for key in ("quantization_config", "compression_config"))
+
+
+def evaluate(given: Mapping[str, Any] | None, *, context: float, rate: float | None) -> dict[str, Any]:
+    """The limit and its parts in ms, or `{"trouble": ...}`.
+
+    `context` is the mean number of earlier tokens, `rate` the baseline's tok/s.
+    """
+    if not given:
+        return {"trouble": "the run ended before it"}
+    if "trouble" in given:
+        return {"trouble": given["trouble"]}
+    if not given["microbench"].get("mem_copy_gbs"):
+        return {"trouble": f"the microbenchmark failed: {given['microbench'].get('trouble', 'no bandwidth')}"}
     bench, cards = given["microbench"], given["tp"] if given["cuda"] else 1
     bandwidth = min(bench["mem_copy_gbs"])
     parts = {"weights": 1e3 * given["active_bytes"] / (cards * bandwidth * 1e9),

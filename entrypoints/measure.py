@@ -162,7 +162,6 @@ class _Measuring:
         self.host, self.port = "127.0.0.1", task.launch.port
         self.spans: list[tuple[float, float]] = []
         self.tokens = 0
-        self.rows: list[dict[str, Any]] = []
         self.version = str(outcome.server_info.get("version") or task.plan["image"]["packages"].get("sglang", ""))
 
     def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
@@ -272,7 +271,6 @@ class _Measuring:
                            "pass": number, "concurrency": point, **rows[-1]})
         self.spans.append((begin, time.perf_counter() - self.task.origin))
         self.tokens += sum(row["n_tokens_server"] or 0 for row in rows)
-        self.rows += rows
         self._check_requests(rows)
         hits = [row for row in rows if (row["cached_tokens"] or 0) > shared[row["prompt_id"]]]
         if hits:
@@ -314,19 +312,17 @@ class _Measuring:
                                      api_key=self.task.api_key, while_waiting=self.server.check)
             except (NoAnswer, ServerFault) as error:  # the measurement is over, its numbers stand
                 self.say(f"no trace: {error}")
-        spec = analyse.speculation(self.rows)
         return evidence.observe(evidence.Observation(
             arm=self.task.arm.name, version=self.version, server_info=self.outcome.server_info,
             environment=self.task.launch.env, log=self.server.log.everything(), patches=self.task.patches,
-            accept_length=spec["accept_length"], verify_rounds=spec["verify_rounds"], jit_files=jit_files,
-            trace=summary), required=self.task.plan["required_evidence"])
+            jit_files=jit_files, trace=summary), required=self.task.plan["required_evidence"])
 
     async def _ties(self, rendered: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-        """Teacher-force the common prefix and ask for the two best next tokens; what fails is left out."""
+        """Teacher-force the common prefix and ask for the best next tokens; what fails is left out."""
         judged = []
         for fork in self.task.forks:
             body = {"input_ids": [*rendered[fork["prompt_id"]], *fork["prefix"]], "return_logprob": True,
-                    "top_logprobs_num": 2, "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
+                    "top_logprobs_num": equivalence.TOP, "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
             try:
                 response = await client.call(self.host, self.port, "POST", "/generate", body, stall=self.task.stall,
                                              api_key=self.task.api_key)
@@ -369,7 +365,7 @@ class _Measuring:
             return {}
         state = (table.get("internal_states") or [{}])[0]
         names = [name for name in state if name.startswith("speculative_accept_threshold")]
-        return {"avg_spec_accept_length": state.get("avg_spec_accept_length"), **{name: state[name] for name in names}}
+        return {name: state[name] for name in names}
 
 
 def _files(folder: Path) -> list[str]:

@@ -81,6 +81,15 @@ def _revision(name: str, environ: Mapping[str, str], cache: Path | None) -> str 
         return None
 
 
+def folder(name: str, environ: Mapping[str, str], cache: Path | None = None) -> Path | None:
+    """Where a model's files are: its folder, or the snapshot of a hub name in the cache; None when not here (yet)."""
+    if is_local(name):
+        return Path(name).expanduser()
+    revision = _revision(name, environ, cache)
+    snapshot = _in_cache(name, environ, cache) / "snapshots" / (revision or "none")
+    return snapshot if snapshot.is_dir() else None
+
+
 def fit(target: Mapping[str, Any], draft: Mapping[str, Any], where: str) -> list[Problem]:
     """Whether an EAGLE-3 draft belongs to its target: architecture, hidden size and vocabulary.
 
@@ -125,10 +134,20 @@ def _folder(name: str, role: str, environ: Mapping[str, str], cache: Path | None
     if closed:
         return [Problem(what=f"the {role}'s weights cannot be read", where=name, found=", ".join(closed[:4]),
                         expected=f"readable by user {os.getuid()}", todo="on the host: chmod -R a+rX FOLDER")]
+    if pointers := sorted(one.name for one in weights if _is_pointer(one)):
+        return [Problem(what=f"the {role}'s weights are git-lfs pointers", where=name, found=", ".join(pointers[:4]),
+                        expected="the weights themselves", todo="git lfs pull in that folder")]
     if not weights:
         return [Problem(what=f"the {role} folder has no weights", where=name, expected=" or ".join(_WEIGHTS),
-                        todo="the download is not complete, or git-lfs left pointers")]
+                        todo="the download is not complete")]
     return []
+
+
+def _is_pointer(file: Path) -> bool:
+    """Whether git-lfs left a text in place of a file (its specification: version first, below 1,024 bytes)."""
+    if file.stat().st_size >= 1024:
+        return False
+    return file.read_bytes().startswith(b"version https://git-lfs.github.com/spec/")
 
 
 def _offline(name: str, role: str, environ: Mapping[str, str], cache: Path | None) -> list[Problem]:

@@ -83,11 +83,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _reasons(result: Result) -> str:
-    verdict = result["verdict"]
-    items = [f'<li class="invalid-cause">{_safe(cause)}</li>' for cause in verdict["invalid_causes"]]
-    items += [f"<li>{_safe(note)}</li>" for note in verdict["reasons"]]
-    items += [f"<li>left out: block {one['block']} ({_safe(one['arm'])}): {_safe('; '.join(one['causes']))}</li>"
-              for one in verdict["excluded_blocks"]]
+    items = [f'<li{" class=invalid-cause" if invalid else ""}>{_safe(text)}</li>'
+             for invalid, text in report.reasons(result)]
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
@@ -195,12 +192,12 @@ def _break_even(result: Result) -> str:
 
 
 def _limit(result: Result) -> str:
-    return f"<p>{_plain(report.limit(result))}</p>" if result.get("limit") else ""
+    return f"<p>{_plain(report.limit(result))}</p>"
 
 
 def _blocks(result: Result) -> str:
-    head, rows = report.block_rows(result)
-    return _table(head, rows)
+    telemetry = report.telemetry_rows(result)
+    return _table(*report.block_rows(result)) + (_table(*telemetry) if telemetry[1] else "")
 
 
 def _environment(result: Result) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from entrypoints import evidence
 from entrypoints.command import HIDDEN, given_flags, is_secret, mask, mask_text, server_argv
 from entrypoints.errors import BadConfig, Invalid, Problem, Usage
 from entrypoints.image import Flags, Image, Scalar
@@ -115,7 +116,17 @@ def arms(image: Image, settings: Settings) -> tuple[Arm, ...]:
         raise BadConfig(Problem(what="no draft model", where=f"arm {', '.join(needs_draft)}", expected="--draft FOLDER",
                                 todo="name the EAGLE-3 draft of this model with --draft or ENTRYPOINT_DRAFT"))
     check_arms(made)
+    _check_required(image, settings, made)
     return tuple(made)
+
+
+def _check_required(image: Image, settings: Settings, made: Sequence[Arm]) -> None:
+    """A claim that nobody makes would be required in vain: its name is misspelt, or its patch is not in the image."""
+    known = [name for name in evidence.known(image.patches)
+             if name != "speculation" or any(arm.speculative for arm in made)]
+    if wrong := [name for name in settings.require if name not in known]:
+        raise Usage([Problem(what=f"no claim is called {name}", where="--require", found=name,
+                             expected=", ".join(known), todo="require one of these") for name in wrong])
 
 
 def with_control(made: Sequence[Arm]) -> tuple[Arm, ...]:
@@ -194,8 +205,9 @@ def flags_of(argv: Sequence[str]) -> dict[str, str]:
 def check_arms(made: Sequence[Arm]) -> None:
     """Refuse arms that differ from the baseline in more than they may.
 
-    An arm that speculates may differ in `speculative-*` flags only, so that its result is about speculation; an arm
-    that does not (an ablation) may differ in exactly the flags that it names. Raises `Invalid`.
+    An arm that speculates otherwise than the baseline may differ in `speculative-*` flags only, so that its result is
+    about speculation; one that speculates in the same way, or neither does (an ablation), in exactly the flags that it
+    names. Raises `Invalid`.
     """
     base, *others = made
     problems = []
@@ -212,7 +224,12 @@ def _may_differ(key: str, arm: Arm, base: Arm) -> bool:
     name = key.replace("_", "-")
     if name.startswith("speculative-"):
         return True
-    return not arm.speculative and not base.speculative and (name in arm.own or name in base.own)
+    return _speculation(arm) == _speculation(base) and (name in arm.own or name in base.own)
+
+
+def _speculation(arm: Arm) -> dict[str, str]:
+    """The flags that say whether and how an arm speculates."""
+    return {name: value for name, value in flags_of(arm.argv).items() if name.startswith("speculative-")}
 
 
 def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -24,8 +24,9 @@ def markdown(result: Result) -> str:
              "## Pairs", _optional(pair_rows(result)) or "No pair was completed.",
              "## Evidence", _optional(evidence_rows(result)) or "None collected.",
              "## Output under greedy decoding", _output(result), "## Break-even", break_even(result),
-             "## Limit of this machine" if result.get("limit") else "", limit(result) if result.get("limit") else "",
-             "## Server starts", table(*block_rows(result)), "## Environment", _environment(result)]
+             "## Limit of this machine", limit(result),
+             "## Server starts", table(*block_rows(result)), _optional(telemetry_rows(result)),
+             "## Environment", _environment(result)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -71,7 +72,8 @@ def about(result: Result) -> str:
             f"greedy, {_load(plan)}. "
             f"Margin of equivalence {100 * plan['margin']:g} %.")
     if selection := plan.get("selection"):
-        listed = ", ".join(f"{row['arm']} {number(row['tok_s'], 1)} tok/s" for row in selection["table"])
+        listed = ", ".join(f"{row['arm']} {row['why'] or number(row['tok_s'], 1) + ' tok/s'}"
+                           for row in selection["table"])
         text += (f" The candidate was chosen among {len(selection['table'])} settings on other prompts in run "
                  f"`{selection['folder']}` ({listed}); none of that enters the verdict.")
     if plan["effort"] == "quick" or pairs < 4:
@@ -91,15 +93,18 @@ def _count(number_of: int, noun: str) -> str:
     return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def _reasons(result: Result) -> str:
+def reasons(result: Result) -> list[tuple[bool, str]]:
+    """What a reader must know beside the headline; True marks a cause that makes the run invalid."""
     verdict = result["verdict"]
-    lines = [f"- **invalid**: {cause}" for cause in verdict["invalid_causes"]]
-    lines += [f"- note: {note}" for note in verdict["reasons"]]
-    lines += [f"- contract: {one['name']} is absent, unavailable: {', '.join(one['consumers'])}"
-              for one in result["software"].get("contract", {}).get("missing_fields", [])]
-    lines += [f"- left out: block {one['block']} ({one['arm']}): {'; '.join(one['causes'])}"
-              for one in verdict["excluded_blocks"]]
-    return "\n".join(lines)
+    return [*((True, cause) for cause in verdict["invalid_causes"]), *((False, note) for note in verdict["reasons"]),
+            *((False, f"contract: {one['name']} is absent, unavailable: {', '.join(one['consumers'])}")
+              for one in result["software"].get("contract", {}).get("missing_fields", [])),
+            *((False, f"left out: block {one['block']} ({one['arm']}): {'; '.join(one['causes'])}")
+              for one in verdict["excluded_blocks"])]
+
+
+def _reasons(result: Result) -> str:
+    return "\n".join(f"- **invalid**: {text}" if invalid else f"- note: {text}" for invalid, text in reasons(result))
 
 
 def arm_rows(result: Result) -> Rows:
@@ -231,13 +236,17 @@ def break_even(result: Result) -> str:
 def limit(result: Result) -> str:
     """How far from what the hardware allows."""
     one = result["limit"]
-    share = one.get("share_of_limit")
-    text = (f"At least {one['t_total_ms']:.3f} ms per token on this machine ({one['limit_tok_s']:.0f} tok/s): "
+    if "trouble" in one:
+        return f"Not known: {one['trouble']}."
+    share, shared = one.get("share_of_limit"), "all-reduce" in one["parts_ms"]
+    text = (f"{'With the all-reduce that was measured, at' if shared else 'At'} least {one['t_total_ms']:.3f} ms per "
+            f"token on this machine ({one['limit_tok_s']:.0f} tok/s): "
             + ", ".join(f"{name} {value:.3f} ms" for name, value in one["parts_ms"].items()) + ".")
     if share is not None:
         text += f" The baseline reaches {100 * share:.0f} % of it."
     if share is not None and share > 1:
-        text += " More than the limit: an input is wrong."
+        text += (" More than that: the server's own all-reduce is faster than the one measured." if shared else
+                 " More than the limit: an input is wrong.")
     return text + " " + " ".join(f"{row['name']}: {row['value']} ({row['source']})." for row in one["inputs"])
 
 
@@ -251,6 +260,34 @@ def block_rows(result: Result) -> Rows:
                      number(sum(one["duration_s"] for one in block["passes"]), 1),
                      "valid" if block["validity"]["ok"] else "; ".join(block["validity"]["causes"])))
     return ("block", "pair", "arm", "ready s", "warm-up windows", "warm-up s", "measured s", "validity"), rows
+
+
+def telemetry_rows(result: Result) -> Rows:
+    """One row for each arm: what the machine did while it was measured, over its valid starts."""
+    rows: list[tuple[object, ...]] = []
+    for arm in result["arms"]:
+        seen = [block["telemetry"] for block in result["blocks"]
+                if block["arm"] == arm and block["validity"]["ok"] and (block["telemetry"] or {}).get("samples")]
+        if not seen:
+            continue
+        cards = [card for one in seen for card in one["gpus"]]
+        watts = [sum(card["power_w"]["mean"] for card in one["gpus"]) for one in seen
+                 if one["gpus"] and all(card["power_w"]["mean"] is not None for card in one["gpus"])]
+        rows.append((arm, number(_mean(watts), 0), number(_mean(one["energy_j_per_token"] for one in seen), 3),
+                     number(min(_known(card["sm_clock"]["min"] for card in cards), default=None), 0),
+                     number(max(_known(card["temp_c_max"] for card in cards), default=None), 0),
+                     number(_mean(one["cpu_percent"] for one in seen), 0),
+                     number(_mean(one["load_1m"] for one in seen), 1)))
+    return ("arm", "W of all GPUs", "J/token", "lowest SM MHz", "highest GPU C", "CPU %", "load"), rows
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
 #: packages that a speed may hang on; result.json has all

@@ -39,7 +39,8 @@ def assemble(folder: Path) -> dict[str, Any]:
             claims = evidence_of.merge(claims, block.get("evidence") or [])
     evidence = [one for one in claims if one["claim"] != "speculation"]
     evidence += _speculation(plan, blocks, requests, arguments)
-    quantised = any(table.get("quantization") for table in arguments.values())
+    quantised = any(table.get("quantization") for table in arguments.values()) or \
+        bool((context.get("limit_inputs") or {}).get("quantised"))
     found = analyse.analyse(plan, blocks, requests, evidence=evidence, arms_diff=context.get("arms_diff"), lossy=lossy,
                             quantised=quantised)
     verdict = found.pop("verdict")
@@ -74,7 +75,7 @@ def assemble(folder: Path) -> dict[str, Any]:
 
 def _raw_digest(folder: Path) -> str:
     """One hash over the raw files that everything else follows from."""
-    names = (records.PLAN, records.BLOCKS, records.REQUESTS)
+    names = (records.PLAN, records.CONTEXT, records.BLOCKS, records.REQUESTS)
     return hashlib.sha256("".join(f"{name} {records.file_digest(folder / name)}\n" for name in names).encode()
                           ).hexdigest()
 
@@ -100,7 +101,7 @@ def _afterwards(blocks: list[dict[str, Any]]) -> list[str]:
 
 
 def _limit(plan: Mapping[str, Any], context: Mapping[str, Any], requests: list[dict[str, Any]],
-           summaries: Mapping[str, Any]) -> dict[str, Any] | None:
+           summaries: Mapping[str, Any]) -> dict[str, Any]:
     """The limit of this machine against the baseline's decode rate of a single stream."""
     base = plan["primary_endpoint"]["baseline"]
     alone = summaries[base].get("1")

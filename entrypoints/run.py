@@ -69,8 +69,8 @@ def benchmark(settings: Settings, image: Image, *, environ: Mapping[str, str] = 
 
     Raises the errors of `errors`; `Terminated` passes through after the servers are gone and the files are written.
     """
-    if settings.sweep and not settings.resume:
-        from entrypoints import sweep
+    from entrypoints import sweep
+    if sweep.unfinished(Path(settings.resume)) if settings.resume else settings.sweep:
         runner = sweep.confirm(settings, image, environ, err or sys.stderr)
     else:
         runner = Runner(image, settings, environ, err or sys.stderr)
@@ -191,14 +191,14 @@ class Runner:
         self.selection = selection
         self.environ = environ
         self.err = err
-        self.begin = time.perf_counter()
+        self.begin = self.origin = time.perf_counter()
         self.context: dict[str, Any] = {}
         self.rendered: dict[str, tuple[int, ...]] = {}
         self.remains: Callable[[], StopReport] = StopReport.nothing
         if settings.resume:
             self.folder = Path(settings.resume)
             self.context = records.document(self.folder / records.CONTEXT)
-            settings = _resumed(settings, self.context)
+            settings = resumed(settings, self.context)
         self.settings = settings
         self.pulse = _Pulse()
         if wrong := models.problems(settings.model, settings.draft, environ, Path(settings.cache) / "huggingface"):
@@ -208,6 +208,7 @@ class Runner:
         if settings.resume:
             stored = records.document(self.folder / records.PLAN)
             self.half, self.selection = stored.get("half"), stored.get("selection")
+            self.origin -= _passed(self.folder)
         self.pack = _pack(settings) if self.half is None else prompts.half(_pack(settings), self.half)
         if settings.resume:
             self.floor = stored.get("noise_floor")
@@ -231,7 +232,7 @@ class Runner:
         self.context = {
             "started_at": now, "ended_at": None, "status": "running", "abort_reason": None,
             "settings": [list(row) for row in self.settings.shown()],
-            "values": _values(self.settings),
+            "values": values(self.settings),
             "machine": telemetry.describe(), "software": {"image": document["image"]}, "resolved_server_args": {},
             "arms_diff": {"allowed": {}, "forbidden": {}}, "looks_taken": [], "rendered_ids_sha256": None,
             "evidence": []}
@@ -259,6 +260,11 @@ class Runner:
         self.context.update(status="running", abort_reason=None, ended_at=None)
         return stored
 
+    def note(self, name: str, value: Any) -> None:
+        """Keep something beside the plan: context.json, for those who continue this run."""
+        self.context[name] = value
+        self._save_context()
+
     def _save_context(self) -> None:
         records.write(self.folder / records.CONTEXT, records.dump(self.context))
 
@@ -276,7 +282,8 @@ class Runner:
             if not self.context.get("client_calibration"):
                 self.context["client_calibration"] = calibrate.measure(sorted(set(self.plan["load_points"])))
                 self.context["limit_inputs"] = limit.inputs(
-                    Path(self.settings.model), self.image.python, cuda=self.image.cuda is not None,
+                    models.folder(self.settings.model, self.environ, Path(self.settings.cache) / "huggingface"),
+                    self.image.python, cuda=self.image.cuda is not None,
                     tp=tensor_parallel(self.image, self.settings), environment=self._environment())
                 self._save_context()
             self._measure()
@@ -342,17 +349,27 @@ class Runner:
         index = max(index, 1 + max((row["block"] for row in records.lines(self.folder / records.REQUESTS)), default=-1))
         for slot, pair, name in self.plan["order"]:
             while slot not in valid:
+                if reruns > RERUNS and not self._choosing:
+                    self.say(f"{reruns} blocks did not count: none is measured again")
+                    return
                 record, fatal = self._block(index, slot, pair, name)
                 index += 1
                 if record["validity"]["ok"]:
                     valid.add(slot)
-                    break
-                self.say(f"block {record['index']} does not count: {'; '.join(record['validity']['causes'])}")
-                reruns += 1
+                else:
+                    self.say(f"block {record['index']} does not count: {'; '.join(record['validity']['causes'])}")
+                    reruns += 1
                 if fatal or reruns > RERUNS:
-                    return
+                    if not self._choosing:
+                        return
+                    break  # the other settings of a sweep have not failed
             if self._settled(slot, valid):
                 return
+
+    @property
+    def _choosing(self) -> bool:
+        """Whether this is the selection of a sweep, where a setting that fails is only not chosen."""
+        return self.half == 0
 
     def _block(self, index: int, slot: int, pair: int, name: str) -> tuple[dict[str, Any], bool]:
         arm = self.by_name[name]
@@ -365,10 +382,10 @@ class Runner:
         job = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
             render=self._render,
-            origin=self.begin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
+            origin=self.origin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
             grace=self.settings.grace_seconds, api_key=self.settings.api_key,
             forks=self._forks() if arm is self.arms[0] else (), patches=self.image.patches,
-            trace=self._trace_folder(name), problems=self._problems(name))
+            trace=self._trace_folder(index, name), problems=self._problems(name))
         requests = self.folder / records.REQUESTS
         outcome = measure.run(job, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
@@ -410,10 +427,11 @@ class Runner:
     def _environment(self) -> dict[str, str]:
         return server_environment(self.image, self.environ, cache_root=Path(self.settings.cache))
 
-    def _trace_folder(self, name: str) -> Path | None:
-        """One trace for each arm, when asked for."""
-        folder = self.folder / f"trace-{name}"
-        return folder if self.settings.trace and not folder.exists() else None
+    def _trace_folder(self, index: int, name: str) -> Path | None:
+        """One trace for each arm, when asked for: of its first start that counts."""
+        known = any(block["arm"] == name and block["validity"]["ok"]
+                    for block in records.lines(self.folder / records.BLOCKS))
+        return self.folder / f"trace-{index:02}-{name}" if self.settings.trace and not known else None
 
     def _forks(self) -> list[dict[str, Any]]:
         """Splits between the primary arms in the pairs so far, at most `FORKS`, not yet looked at."""
@@ -479,21 +497,25 @@ class Runner:
         if not whole or slot != last[max(whole)]:
             return False
         done = len(whole)
+        if taken := next((look for look in self.context["looks_taken"] if look["pairs"] == done), None):
+            return bool(taken["settled"])  # what a look has said stands: looking again is no new evidence
         self._save_context()
         found = result.assemble(self.folder)
         first = found["comparison"][0]
-        left = (time.perf_counter() - self.begin) / done * (self.plan["max_pairs"] - done)
+        left = (time.perf_counter() - self.origin) / done * (self.plan["max_pairs"] - done)
         self.say(f"after {first['pairs']} pairs: ratio {report.number(first['ratio'], 4)}, "
                  f"interval {report.interval(first.get('ci'))}" + (f", at most {_duration(left)} left" if left else ""))
-        if done not in self.plan["looks"] or any(look["pairs"] == done for look in self.context["looks_taken"]):
+        if done not in self.plan["looks"]:
             return False
+        causes = found["verdict"]["invalid_causes"][1:]  # the first one is that the run has not ended
+        for cause in causes:
+            self.say(f"no verdict can come of this run any more: {cause}")
+        settled = bool(causes) or found["outliers"]["verdict"] == first["verdict"] in SETTLED
         self.context["looks_taken"].append({"pairs": done, "verdict": first["verdict"], "ratio": first["ratio"],
-                                            "ci": first.get("ci"), "alpha": self.plan["alpha_per_look"]})
+                                            "ci": first.get("ci"), "alpha": self.plan["alpha_per_look"],
+                                            "settled": settled})
         self._save_context()
-        if found["noise_floor"]["significant"]:
-            self.say("the control arm differs from the baseline: no verdict can come of this run any more")
-            return True
-        return first["verdict"] in SETTLED
+        return settled
 
     # ------------------------------------------------------------------- end
 
@@ -517,10 +539,17 @@ class Runner:
 
     def say(self, line: str) -> None:
         """One line of progress."""
-        passed = int(time.perf_counter() - self.begin)
+        passed = int(time.perf_counter() - self.origin)
         self.err.write(f"[{passed // 60:3}:{passed % 60:02}] {line}\n")
         self.err.flush()
         self.pulse.phase = line
+
+
+def _passed(folder: Path) -> float:
+    """Seconds on the clock of a run until now: what is measured after a pause comes after what was measured before."""
+    times = [block["t_end"] for block in records.lines(folder / records.BLOCKS)]
+    times += [row[name] for row in records.lines(folder / records.REQUESTS) for name in ("t_send", "t_last")]
+    return max((moment for moment in times if moment is not None), default=0.0)
 
 
 def _short(problem: Problem) -> str:
@@ -538,7 +567,7 @@ def _identity(argv: Sequence[str]) -> dict[str, Any]:
             if name.startswith("speculative_") or name in {"port", "device", "random_seed", "quantization"}}
 
 
-def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
+def resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
     """The settings of the run that is resumed; only what does not change the measurement comes from now."""
     values = dict(context.get("values") or {})
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
@@ -558,7 +587,7 @@ def _resumed(now: Settings, context: Mapping[str, Any]) -> Settings:
     return Settings(**{key: value for key, value in values.items() if key in known}, sources=now.sources)
 
 
-def _values(settings: Settings) -> dict[str, Any]:
+def values(settings: Settings) -> dict[str, Any]:
     """The settings for `--resume`, without secrets."""
     hidden, safe = {"sources", "api_key", "resume"}, settings.masked()
     return {one.name: getattr(safe, one.name) for one in dataclasses.fields(safe) if one.name not in hidden}

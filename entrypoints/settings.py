@@ -28,8 +28,8 @@ NOISE_FLOORS = ("auto", "measure", "off")
 
 
 def _option(default: Any, text: str, *, at_least: float | None = None, choices: tuple[str, ...] = (),
-            secret: bool = False, many: bool = False) -> Any:
-    metadata = {"help": text, "at_least": at_least, "choices": choices, "secret": secret, "many": many}
+            below: float | None = None, secret: bool = False, many: bool = False) -> Any:
+    metadata = {"help": text, "at_least": at_least, "below": below, "choices": choices, "secret": secret, "many": many}
     return field(default=default, metadata=metadata)
 
 
@@ -59,7 +59,8 @@ class Settings:
     rate: float = _option(0.0, "requests per second, arriving at random (Poisson), at most --concurrency in flight; 0: "
                           "closed loop", at_least=0)
     seed: int = _option(20261201, "seed of the order of arms and prompts", at_least=0)
-    margin: float = _option(0.02, "ratio within which two arms count as equivalent", at_least=0)
+    margin: float = _option(0.02, "ratio within which two arms count as equivalent; 0.02: two percent", at_least=0,
+                            below=1)
     effort: str = _option("standard", "how much to measure", choices=EFFORTS)
     task_check: int = _option(200, "word problems with known answers asked in both arms: a drop makes the run invalid; "
                               "0: none", at_least=0)
@@ -115,6 +116,7 @@ class Option:
     secret: bool
     choices: tuple[str, ...]
     at_least: float | None
+    below: float | None
 
     @property
     def flag(self) -> str:
@@ -136,7 +138,8 @@ def _table() -> tuple[Option, ...]:
         kind = typing.get_args(hints[one.name])[0] if one.metadata["many"] else hints[one.name]
         rows.append(Option(name=one.name, kind=kind, default=one.default, help=one.metadata["help"],
                            many=one.metadata["many"], secret=one.metadata["secret"],
-                           choices=one.metadata["choices"], at_least=one.metadata["at_least"]))
+                           choices=one.metadata["choices"], at_least=one.metadata["at_least"],
+                           below=one.metadata["below"]))
     return tuple(rows)
 
 
@@ -250,6 +253,8 @@ def _single(one: Option, given: Any) -> Any:
         raise ValueError(" or ".join(one.choices))
     if one.at_least is not None and value < one.at_least:
         raise ValueError(f"at least {one.at_least:g}")
+    if one.below is not None and value >= one.below:
+        raise ValueError(f"below {one.below:g}")
     return value
 
 

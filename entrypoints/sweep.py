@@ -47,45 +47,73 @@ def parse(settings: Settings, image: Image) -> dict[str, str]:
     return found
 
 
+def unfinished(folder: Path) -> bool:
+    """Whether a run is the selection of a sweep: to resume it is to go on to the confirmation."""
+    return "sweep" in records.document(folder / records.CONTEXT)
+
+
 def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: TextIO) -> run.Runner:
     """Measure every setting once, choose, and give the runner that confirms the choice.
 
-    The selection is a run with a folder of its own; its table and hashes are in the plan of the second.
+    The selection is a run with a folder of its own; its table and hashes are in the plan of the second. A setting that
+    does not start or fails is not chosen, and the table says why.
+
+    :param settings: with a sweep, or with the folder of a selection to resume.
+    :raises Usage: the selection to resume is over, its confirmation is a run of its own.
     """
+    if settings.resume:
+        context = records.document(Path(settings.resume) / records.CONTEXT)
+        if after := context.get("confirmed_by"):
+            raise Usage(Problem(what="this selection is over, its choice is confirmed in a run of its own",
+                                where="--resume", found=settings.resume, expected=after, todo="resume that folder"))
+        settings = run.resumed(settings, {"values": context["sweep"]})
     arms = parse(settings, image)
     first = dataclasses.replace(settings, arm=tuple(f"{name}={flags}" for name, flags in arms.items()), pairs=1,
                                 passes=1, concurrency=settings.concurrency[:1], sweep=(), noise_floor="off",
                                 task_check=0)
     choosing = run.Runner(image, first, environ, err, half=0)
+    choosing.note("sweep", run.values(settings))
     choosing.say(f"sweep: {len(arms)} settings, one start each; the best is confirmed afterwards")
     choosing.go()
     table = ranking(choosing.folder)
+    for row in table:
+        if row["why"]:
+            choosing.say(f"sweep: {row['arm']} cannot be chosen: {row['why']}")
     if not table or table[0]["tok_s"] is None:
         raise Invalid(Problem(what="no setting of the sweep could be measured", where=str(choosing.folder),
                               todo="see the causes in its report.md"))
     best = table[0]["arm"]
     choosing.say(f"sweep: {best} is the fastest with {table[0]['tok_s']:.1f} tok/s on its half of the prompts")
     baseline = next(iter(image.profile.arms))
-    second = dataclasses.replace(settings, arm=(baseline, f"{best}={arms[best]}"), sweep=())
+    second = dataclasses.replace(settings, arm=(baseline, f"{best}={arms[best]}"), sweep=(), resume="")
     confirming = run.Runner(image, second, environ, err, half=1, selection={
         "folder": choosing.folder.name, "plan_sha256": choosing.plan["sha256"],
         "requests_sha256": records.file_digest(choosing.folder / records.REQUESTS), "table": table})
+    choosing.note("confirmed_by", confirming.folder.name)
     confirming.remains = choosing.remains
     return confirming
 
 
 def ranking(folder: Path) -> list[dict[str, Any]]:
-    """Arms of a selection run, fastest first; one that drafts nothing or failed goes last without a number."""
+    """Arms of a selection run, fastest first; one that drafts nothing or failed goes last, without a number."""
     document = records.document(folder / records.PLAN)
-    blocks = {block["index"] for block in records.lines(folder / records.BLOCKS) if block["validity"]["ok"]}
-    requests = [row for row in records.lines(folder / records.REQUESTS) if row["block"] in blocks]
+    blocks = records.lines(folder / records.BLOCKS)
+    usable = {block["index"] for block in blocks if block["validity"]["ok"]}
+    requests = [row for row in records.lines(folder / records.REQUESTS) if row["block"] in usable]
     rows = []
     for arm in document["arms"]:
         mine = [row for row in requests if row["arm"] == arm["name"]]
         summary = analyse.arm_summary(mine)
         tau = summary["spec"]["accept_length"]
-        sound = not summary["errors"] and tau is not None and tau > analyse.DEAD_DRAFT
-        rows.append({"arm": arm["name"], "tok_s": summary["decode_rate"]["geomean"] if sound else None,
-                     "accept_length": tau, "cycle_ms": summary["spec"]["cycle_ms"]})
+        causes = [cause for block in blocks if block["arm"] == arm["name"] for cause in block["validity"]["causes"]]
+        why = ""
+        if not mine:
+            why = "; ".join(causes) or "not measured"
+        elif summary["errors"]:
+            why = f"{summary['errors']} of {len(mine)} requests failed"
+        elif tau is None or tau <= analyse.DEAD_DRAFT:
+            why = "no accept length" if tau is None else f"accept length {tau:.2f}"
+        rows.append({"arm": arm["name"], "tok_s": None if why else summary["decode_rate"]["geomean"],
+                     "accept_length": tau, "cycle_ms": summary["spec"]["cycle_ms"], "why": why})
     return sorted(rows, key=lambda row: -(row["tok_s"] or 0.0))
 

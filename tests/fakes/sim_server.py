@@ -11,10 +11,11 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `warm_factor` speed-up for a prompt seen before; `flush` HTTP status; `flush_works`; `garbage`; `no_spec_counts`;
 `split` chance per token of another token, `tie_gap` nats between the two best there; `info` entries of /server_info;
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
-`end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines and
-exit `status` of such a death; `stillborn`: so many starts die so before they listen; `mute`: it never listens;
-`die_at_flush`; `ignore_term`; `length` factor; `wrong` share of problems answered wrongly. `answers` beside `arms`
-{text of a problem: its answer}: for the task check.
+`end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines
+and exit `status` of such a death; `stillborn`: so many starts die so before they listen; `stillborn_steps`: starts
+with so many speculative steps die so; `mute`: it never listens; `die_at_flush`; `ignore_term`; `length` factor;
+`wrong` share of problems answered wrongly; `kernels` names in a profiler trace. `answers` beside `arms` {text of a
+problem: its answer}: for the task check.
 """
 
 from __future__ import annotations
@@ -216,6 +217,12 @@ class Sim:
         elif path == "/v1/tokenize":
             text = "".join(message["content"] for message in body["messages"])
             plain(200, {"tokens": [0, 3, *(ord(letter) % TOKENS for letter in text)], "count": len(text)})
+        elif path == "/start_profile":
+            names = self.arm.get("kernels", [])
+            (Path(body["output_dir"]) / "1-TP-0.trace.json").write_text(json.dumps({"traceEvents": [
+                {"ph": "X", "cat": "user_annotation", "name": "step[DECODE bs=1]"},
+                *({"ph": "X", "cat": "kernel", "name": name} for name in names)]}))
+            plain(200, "Start profiling.")
         elif path == "/flush_cache":
             plain(self.flush(), "Cache flushed.")
         elif path == "/generate" and body.get("return_logprob"):
@@ -224,7 +231,10 @@ class Sim:
             best = self.true_ids(prompt, told + 1)[told]
             second = (best + 1) % TOKENS if "tie_gap" in self.arm else 3
             gap = float(self.arm.get("tie_gap", 0.1))
-            plain(200, {"meta_info": {"output_top_logprobs": [[[-0.5, best, None], [-0.5 - gap, second, None]]]}})
+            others = [[-0.5 - gap - place, (best + 3 + place) % TOKENS, None]
+                      for place in range(1, body["top_logprobs_num"] - 1)]
+            plain(200, {"meta_info": {"output_top_logprobs": [
+                [[-0.5, best, None], [-0.5 - gap, second, None], *others]]}})
         elif path == "/generate":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
                          b"Connection: close\r\n\r\n")
@@ -248,7 +258,8 @@ async def main() -> None:
         print(line, flush=True)
     if sim.arm.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sim.number < sim.arm.get("stillborn", 0):
+    if sim.number < sim.arm.get("stillborn", 0) or flags.get("speculative_num_steps") in sim.arm.get(
+            "stillborn_steps", ()):
         sim.die()
     if sim.arm.get("mute"):
         await asyncio.Event().wait()

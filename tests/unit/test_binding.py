@@ -11,7 +11,7 @@ import pytest
 from buildctl import binding
 from entrypoints import records, result
 
-FILES = {"plan.json": b"{}", "blocks.jsonl": b"", "requests.jsonl": b"{}\n"}
+FILES = {"plan.json": b"{}", "context.json": b"{}", "blocks.jsonl": b"", "requests.jsonl": b"{}\n"}
 RAW = binding.raw_digest(FILES)
 RESULT = {"run_id": "r", "raw_sha256": RAW}
 BOUND = binding.Binding("r", RAW, frozenset({"sha256:a", "sha256:config"}))
@@ -29,7 +29,8 @@ def test_the_hash_is_the_one_of_the_entrypoint(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     assert result._raw_digest(tmp_path) == RAW
     (tmp_path / records.REQUESTS).unlink()
-    assert result._raw_digest(tmp_path) == binding.raw_digest({"plan.json": b"{}", "blocks.jsonl": b""})
+    assert result._raw_digest(tmp_path) == binding.raw_digest(
+        {name: data for name, data in FILES.items() if name != records.REQUESTS})
 
 
 def test_a_result_of_the_image_passes() -> None:

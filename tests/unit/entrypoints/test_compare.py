@@ -185,6 +185,17 @@ def test_too_little_data_has_no_interval(shelf: Shelf) -> None:
     assert "unbounded" in compare.render(found)
 
 
+def test_runs_of_the_baseline_against_itself_compare_its_rate(shelf: Shelf) -> None:
+    def again(document: dict[str, Any]) -> None:
+        document["arms"][1].update(control=True, speculative=False)
+        document["required_evidence"] = []
+
+    found = compared([shelf.run("old", change=again, ratio=1.0), shelf.run("new", change=again, ratio=1.0, base=130.0)])
+    assert (primary(found)["kind"], primary(found)["arm"]) == ("rate", "baseline")
+    assert found["verdict"] == "win"
+    assert "baseline, concurrency 1" in found["headline"]
+
+
 def test_no_common_prompt_has_no_ratio(shelf: Shelf) -> None:
     def renamed(row: dict[str, Any]) -> None:
         row["prompt_id"] += "-x"

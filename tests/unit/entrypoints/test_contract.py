@@ -54,7 +54,7 @@ def test_the_source_must_hold_every_text(tmp_path: Path) -> None:
 
 
 def test_log_patterns_have_a_claim_or_a_reader() -> None:
-    known = {"decode-line", "decode-accept", "decode-graph"}
+    known = {"decode-line", "decode-graph"}
     for entry in contract.load():
         if entry.kind == "pattern":
             assert entry.pattern is not None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from entrypoints import evidence, trace
-from entrypoints.evidence import Observation, accept_lengths, merge, observe
+from entrypoints.evidence import Observation, merge, observe
 from entrypoints.image import Patch
 from tests.unit.entrypoints import recorded
 
@@ -28,11 +26,7 @@ def kernels(*names: str) -> trace.Summary:
 
 def test_the_recorded_server() -> None:
     found = {one["claim"]: one for one in observe(Observation(
-        "eagle3", recorded.VERSION, recorded.server_info(), log=recorded.log(), accept_length=2.0, verify_rounds=640,
-        jit_files=0))}
-    assert found["speculation"]["state"] == "active"
-    assert found["speculation"]["required"]
-    assert found["speculation"]["observed"] == "accept length 2.000"
+        "eagle3", recorded.VERSION, recorded.server_info(), log=recorded.log(), jit_files=0))}
     assert found["cuda-graphs"]["state"] == "unsupported"
     assert found["attention-backend"]["declared"] == "intel_amx"
     assert found["attention-backend"]["state"] == "unverified"
@@ -48,33 +42,6 @@ def test_nothing_is_active_from_a_flag_alone() -> None:
                                                                                             "x", "marker")]))
     assert {one["state"] for one in found} == {"unverified"}
     assert all(one["reason"] for one in found)
-
-
-def test_speculation_off_dead_and_unknown() -> None:
-    info = {**DUAL, "speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/d"}
-    assert claim("speculation")["state"] == "inactive"
-    dead = claim("speculation", info=info, accept_length=1.0, verify_rounds=80000)
-    assert (dead["state"], dead["reason"]) == ("inactive", "the draft contributes nothing")
-    none = claim("speculation", info=info, verify_rounds=0)
-    assert (none["state"], none["reason"]) == ("inactive", "no verify round in any request")
-    assert claim("speculation", info=info)["reason"] == "the server reports no accept length"
-    line = "Decode batch, #running-req: 1, accept len: 2.50, accept rate: 0.4, cuda graph: True"
-    assert claim("speculation", info=info, log=[line])["observed"] == "accept length 2.500"
-
-
-@pytest.mark.parametrize("line", [
-    "[2026-12-01 05:15:22] Decode batch, #running-req: 1, accept len: 1.00, accept rate: 0.00, cap len: 2",
-    "[2026-12-01 05:15:22 TP0] Decode batch. #running-req: 1, accept len: 1.00, cuda graph: True",
-    "Decode batch, accept rate: 0.00, accept len: 1.00, #queue-req: 0",
-    "Decode batch [40], accept len: 1.00",
-])
-def test_accept_length_is_read_from_any_decode_line(line: str) -> None:
-    """K4-2."""
-    assert accept_lengths([line, "Prefill batch, #new-seq: 1"]) == [1.0]
-
-
-def test_no_accept_length_is_unknown_and_not_one() -> None:
-    assert accept_lengths(["Decode batch, #running-req: 1, cuda graph: True"]) == []
 
 
 def test_graphs_all_some_none_and_off() -> None:
@@ -165,8 +132,14 @@ def test_kernels_compiled_while_measuring() -> None:
 
 
 def test_required_claims_are_marked() -> None:
-    found = observe(Observation("a", "0.5.9", DUAL), required=["cuda-graphs", "speculation"])
-    assert {one["claim"] for one in found if one["required"]} == {"cuda-graphs"}  # the baseline need not speculate
+    found = observe(Observation("a", "0.5.9", DUAL), required=["cuda-graphs"])
+    assert {one["claim"] for one in found if one["required"]} == {"cuda-graphs"}
+
+
+def test_every_claim_that_a_start_makes_is_known() -> None:
+    patches = [Patch("sglang", "1.patch", "00", "x", "")]
+    found = [one["claim"] for one in observe(Observation("a", "0.5.9", DUAL, patches=patches))]
+    assert ["speculation", *found] == list(evidence.known(patches))
 
 
 def test_over_several_starts_the_worst_counts() -> None:
@@ -177,3 +150,15 @@ def test_over_several_starts_the_worst_counts() -> None:
         assert {one["claim"]: one["state"] for one in parts}["no-jit-while-measuring"] == "inactive"
     assert len(merge(good, other)) == len(good) + len(other)
     assert set(evidence.WORST) >= {one["state"] for one in good}
+
+
+def test_a_trace_of_one_start_stands_for_the_others() -> None:
+    shown = observe(Observation("a", "0.5.9", DUAL, trace=kernels("flashinfer::BatchDecodeWithPagedKVCacheKernel")))
+    silent = observe(Observation("a", "0.5.9", DUAL))
+    off = observe(Observation("a", "0.5.9", DUAL, trace=kernels("gemm")))
+    for starts, state in (((shown, silent), "active"), ((silent, shown), "active"), ((silent, silent), "unverified"),
+                          ((shown, silent, off), "inactive"), ((off, silent, shown), "inactive")):
+        found: list[dict[str, Any]] = []
+        for one in starts:
+            found = merge(found, one)
+        assert {one["claim"]: one["state"] for one in found}["attention-backend"] == state

@@ -52,7 +52,7 @@ def test_the_cache_grows_by_keys_and_values_of_each_layer(change: dict[str, Any]
 def test_the_split_of_a_mixture_on_eight_cards_is_that_of_the_design() -> None:
     """32 B active parameters at 4 bit, 61 layers, 8 cards at 83 % of 1792 GB/s (design: 344 tok/s at 8 us)."""
     bench = {"mem_copy_gbs": [0.83 * 1792] * 8,
-             "allreduce": [{"bytes": 14336, "backend": "nccl", "us_median": 8.0, "us_p99": 9.0}]}
+             "allreduce": [{"bytes": 14336, "backend": "nccl", "us_median": 8.0, "us_max": 9.0}]}
     given = {"active_bytes": 16.2e9, "kv_bytes_per_token": 0, "layers": 61, "tp": 8, "cuda": True, "microbench": bench}
     found = limit.evaluate(given, context=500, rate=172.0)
     assert found is not None
@@ -63,9 +63,24 @@ def test_the_split_of_a_mixture_on_eight_cards_is_that_of_the_design() -> None:
 
 
 def test_without_a_measurement_there_is_no_limit(tmp_path: Path) -> None:
-    assert limit.evaluate(None, context=1, rate=1.0) is None
-    assert limit.evaluate({"microbench": {"trouble": "x"}}, context=1, rate=1.0) is None
-    assert limit.inputs(tmp_path / "hub-name", Path("/p"), cuda=False, tp=1, environment={}) is None
+    assert limit.evaluate(None, context=1, rate=1.0) == {"trouble": "the run ended before it"}
+    assert limit.evaluate({"microbench": {"trouble": "x"}}, context=1, rate=1.0) == {
+        "trouble": "the microbenchmark failed: x"}
+    found = limit.inputs(None, Path("/p"), cuda=False, tp=1, environment={})
+    assert limit.evaluate(found, context=1, rate=1.0) == found
+    assert "not here before" in found["trouble"]
+    assert "no safetensors" in limit.inputs(tmp_path, Path("/p"), cuda=False, tp=1, environment={})["trouble"]
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    found = limit.inputs(tmp_path, Path("/p"), cuda=False, tp=1, environment={})
+    assert found == {"trouble": "model.safetensors is no safetensors file, or not whole", "quantised": True}
+    (tmp_path / "model.safetensors").write_text("")
+    assert "not whole" in limit.inputs(tmp_path, Path("/p"), cuda=False, tp=1, environment={})["trouble"]
+
+
+def test_models_that_say_themselves_that_they_are_quantised() -> None:
+    assert limit.quantised({"text_config": {"compression_config": {"format": "x"}}})
+    assert not limit.quantised({"text_config": {"hidden_size": 1}, "quantization_config": None})
 
 
 @pytest.mark.parametrize(("script", "trouble"), [

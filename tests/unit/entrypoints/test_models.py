@@ -44,6 +44,21 @@ def test_a_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:
     assert said(folder(tmp_path / "b", "[]")) == ["the model folder has no readable config.json"]
     assert said(folder(tmp_path / "c", weights=False)) == ["the model folder has no weights"]
     assert said("") == ["no model"]
+    pointer = folder(tmp_path / "lfs")
+    (tmp_path / "lfs" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert said(pointer) == ["the model's weights are git-lfs pointers"]
+
+
+def test_where_the_files_of_a_model_are(tmp_path: Path) -> None:
+    here = folder(tmp_path / "m")
+    assert models.folder(here, {}) == tmp_path / "m"
+    assert models.folder("org/name", {}, tmp_path) is None
+    cached = tmp_path / "hub" / "models--org--name"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    assert models.folder("org/name", {}, tmp_path) is None, "named, and not downloaded"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    assert models.folder("org/name", {}, tmp_path) == cached / "snapshots" / "abc"
 
 
 def test_files_that_the_user_of_the_container_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

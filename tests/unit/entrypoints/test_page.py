@@ -101,6 +101,20 @@ def test_the_limit_is_told_with_its_inputs_and_a_share_above_one_is_doubted(tmp_
     assert "an input is wrong" in report.markdown(made(tmp_path / "b", limit_inputs=inputs))
 
 
+def test_the_limit_with_several_cards_is_that_of_the_all_reduce_that_was_measured(tmp_path: Path) -> None:
+    bench = {"mem_copy_gbs": [100.0, 100.0], "allreduce": [{"bytes": 128, "backend": "nccl", "us_median": 25.0}]}
+    inputs = {"active_bytes": 1e10, "kv_bytes_per_token": 100, "layers": 4, "tp": 2, "cuda": True, "microbench": bench}
+    text = report.markdown(made(tmp_path, limit_inputs=inputs))
+    assert "With the all-reduce that was measured, at least" in text
+    assert "the server's own all-reduce is faster than the one measured" in text
+
+
+def test_a_limit_that_is_not_known_has_a_reason(tmp_path: Path) -> None:
+    found = made(tmp_path, limit_inputs={"trouble": "the model has no safetensors files"})
+    assert "Not known: the model has no safetensors files." in report.markdown(found)
+    assert "Not known: the model has no safetensors files." in page.page(found)
+
+
 def test_the_client_and_missing_fields_are_in_the_report(tmp_path: Path) -> None:
     row = {"streams": 1, "added_ms": {"p50": 0.1, "p99": None}, "cpu_us_per_chunk": 20.0}
     found = made(tmp_path, client_calibration=[row])
@@ -108,6 +122,22 @@ def test_the_client_and_missing_fields_are_in_the_report(tmp_path: Path) -> None
     text = report.markdown(found)
     assert "adds 0.10 ms" in text
     assert "contract: meta_info.cached_tokens is absent" in text
+    assert "contract: meta_info.cached_tokens is absent" in page.page(found)
+
+
+def test_the_machine_is_told_while_it_was_measured_with_energy_for_a_token(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    card = {"power_w": {"mean": 290.4}, "sm_clock": {"min": 2100}, "temp_c_max": 71}
+    for block in found["blocks"]:
+        block["telemetry"] = {"samples": 9, "cpu_percent": 12.0, "load_1m": 1.5, "gpus": [card, {
+            **card, "sm_clock": {"min": None}}], "energy_j_per_token": 6.25, "trace": []}
+    rows = report.telemetry_rows(found)[1]
+    assert rows[0] == ("baseline", "581", "6.250", "2100", "71", "12", "1.5")
+    assert "| J/token |" in report.markdown(found)
+    assert "<td>6.250</td>" in page.page(found)
+    for block in found["blocks"]:
+        block["telemetry"].update(gpus=[], energy_j_per_token=None)
+    assert report.telemetry_rows(found)[1][0] == ("baseline", "-", "-", "-", "-", "12", "1.5")
 
 
 def test_long_names_of_arms_stay_beside_the_plot_and_inside_the_picture() -> None:

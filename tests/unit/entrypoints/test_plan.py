@@ -59,9 +59,29 @@ def test_an_ablation_arm_may_differ_in_what_it_names() -> None:
     assert not other.speculative
 
 
+def test_an_ablation_under_speculation_is_about_what_it_names() -> None:
+    """What an optimisation gives to verify and draft shows only while both arms speculate, in the same way."""
+    flags = "--speculative-algorithm EAGLE3 --speculative-num-steps 3"
+    _, other = plan.arms(made(), settings(arm=("eagle3", f"plain={flags} --disable-custom-all-reduce")))
+    assert other.speculative
+    with pytest.raises(Invalid, match="disable-custom-all-reduce"):
+        plan.arms(made(), settings(arm=("eagle3", f"plain={flags[:-1]}5 --disable-custom-all-reduce")))
+
+
+def test_only_claims_that_somebody_makes_can_be_required() -> None:
+    plan.arms(made(), settings(require=("torch-symmetric-memory", "speculation")))
+    with pytest.raises(Usage) as caught:
+        plan.arms(made(), settings(require=("symmetric-memory", "patch sglang/0001-x.patch")))
+    assert len(caught.value.problems) == 2
+    assert "torch-symmetric-memory" in str(caught.value)
+    with pytest.raises(Usage, match="no claim is called speculation"):
+        plan.arms(made(), settings(arm=("baseline", "again="), require=("speculation",)))
+
+
 @pytest.mark.parametrize(("arm", "text"), [
     (("baseline", "eagle"), "unknown arm eagle"), (("baseline",), "nothing to compare"),
-    (("baseline", "baseline"), "arm baseline twice"), (("baseline", "x=stray --a"), "stray word stray")])
+    (("baseline", "baseline"), "arm baseline twice"), (("baseline", "x=stray --a"), "stray word stray"),
+    (("baseline", "x=--chat-template 'a"), "cannot be split")])
 def test_arms_that_make_no_sense_are_usage_errors(arm: tuple[str, ...], text: str) -> None:
     with pytest.raises(Usage, match=text):
         plan.arms(made(), settings(arm=arm))

@@ -194,6 +194,8 @@ def test_a_run_stopped_by_the_deadline_resumes_and_keeps_what_it_had(bench: Benc
     assert result["status"] == "complete"
     assert [block["index"] for block in result["blocks"]][:len(kept)] == kept
     assert result["comparison"][0]["pairs"] == 2
+    clock = [moment for block in result["blocks"] for moment in (block["t_start"], block["t_end"])]
+    assert clock == sorted(clock), "what was measured after the pause comes after it"
 
 
 def test_a_settled_run_stops_at_the_look_that_settled_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +206,36 @@ def test_a_settled_run_stops_at_the_look_that_settled_it(bench: Bench, monkeypat
     assert result["comparison"][0]["pairs"] == 1
     assert result["comparison"][0]["alpha_used"] == pytest.approx(0.0294)
     assert result["plan"]["max_pairs"] == 3
+    folder = bench.run_folder()
+    run.benchmark(bench.settings(resume=str(folder)), bench.image(BASE, SPEC), environ={}, out=bench.out, err=bench.err)
+    again = bench.result()
+    assert again["verdict"]["class"] == result["verdict"]["class"], "a run that is over is not measured on"
+    assert (again["looks_taken"], len(again["blocks"])) == (result["looks_taken"], len(result["blocks"]))
+
+
+def test_a_run_that_can_bring_no_verdict_any_more_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "LOOKS", {"standard": (1, 3)})
+    _, result = bench.go(BASE | FAST, SPEC | FAST | {"tau": 1.0}, pairs=0)
+    assert {block["pair"] for block in result["blocks"]} == {0}
+    assert "no verdict can come of this run any more: eagle3: accept length 1.00" in bench.err.getvalue()
+    _, result = bench.go(BASE | FAST | {"error_after": 5}, SPEC | FAST | {"error_after": 5}, pairs=3)
+    assert [block["validity"]["ok"] for block in result["blocks"]] == [True], "a failed request is never made good"
+
+
+@pytest.mark.parametrize(("first", "other", "causes", "settled"), [
+    ("win", "win", [], True), ("win", "inconclusive", [], False), ("inconclusive", "inconclusive", [], False),
+    ("inconclusive", "inconclusive", ["a defect"], True)])
+def test_a_look_settles_only_what_the_verdict_will_say(bench: Bench, monkeypatch: pytest.MonkeyPatch, first: str,
+                                                       other: str, causes: list[str], settled: bool) -> None:
+    """A few odd requests may decide at a look; then the run goes on. `other`: the verdict without them."""
+    runner = run.Runner(bench.image(BASE, SPEC), bench.settings(pairs=2), {}, bench.err)
+    found = {"comparison": [{"pairs": 2, "ratio": 1.0, "verdict": first}], "outliers": {"verdict": other},
+             "verdict": {"invalid_causes": ["the run did not end", *causes]}}
+    monkeypatch.setattr(result_of, "assemble", lambda folder: found)
+    assert runner._settled(3, {0, 1, 2, 3}) is settled
+    monkeypatch.delattr(result_of, "assemble")
+    assert runner._settled(3, {0, 1, 2, 3}) is settled, "a look that was taken stands"
+    assert len(runner.context["looks_taken"]) == 1
 
 
 @pytest.mark.parametrize(("valid", "slot", "looked"), [
@@ -213,7 +245,7 @@ def test_a_resumed_run_counts_whole_pairs_only_and_looks_after_the_latest(
     """Killed within the second pair it once took its look at two pairs with the data of one."""
     runner = run.Runner(bench.image(BASE, SPEC), bench.settings(pairs=2), {}, bench.err)
     found = {"comparison": [{"pairs": 2, "ratio": 1.0, "verdict": "inconclusive"}],
-             "noise_floor": {"significant": False}}
+             "outliers": {"verdict": "inconclusive"}, "verdict": {"invalid_causes": ["the run did not end"]}}
     monkeypatch.setattr(result_of, "assemble", lambda folder: found)
     assert runner._settled(slot, valid) is False
     assert [look["pairs"] for look in runner.context["looks_taken"]] == ([2] if looked else [])
@@ -395,8 +427,19 @@ def test_symmetric_memory_that_was_asked_for_and_fell_back_to_nccl_marks_the_run
     assert "required evidence: torch-symmetric-memory is unsupported" in result["verdict"]["invalid_causes"][0]
 
 
+@pytest.mark.parametrize("kernels", [["flashinfer::BatchDecodeWithPagedKVCacheKernel"], ["gemm"]])
+def test_what_a_trace_shows_of_one_start_is_required_of_the_run(bench: Bench, kernels: list[str]) -> None:
+    arm = FAST | {"info": {"attention_backend": "flashinfer"}, "kernels": kernels}
+    _, result = bench.go(BASE | arm, SPEC | arm, trace=True, require=("attention-backend",))
+    assert {one["claim"]: one["state"] for one in result["evidence"]}["attention-backend"] == (
+        "inactive" if kernels == ["gemm"] else "active")
+    assert (result["verdict"]["class"] in VALID) is (kernels != ["gemm"]), result["verdict"]
+    first = sorted(path.name.split("-", 2)[2] for path in bench.run_folder().glob("trace-*"))
+    assert first == ["baseline", "eagle3"], "one start of each arm is traced"
+
+
 @pytest.mark.parametrize(("gap", "state"), [
-    (0.1, "equivalent-up-to-ties"), (1.5, "different"), (None, "different")])
+    (0.1, "equivalent-up-to-ties"), (0.8, "different"), (1.5, "different"), (None, "different")])
 def test_splits_are_looked_at_on_the_baseline(bench: Bench, gap: float | None, state: str) -> None:
     base = BASE | FAST | ({} if gap is None else {"tie_gap": gap})
     _, result = bench.go(base, SPEC | FAST | {"split": 0.02}, pairs=2)

@@ -57,6 +57,11 @@ def test_all_problems_at_once() -> None:
         assert part in text
 
 
+def test_a_margin_in_percent_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(BadConfig, match="below 1"):
+        resolve(["--margin", "2"], {})
+
+
 def test_unknown_options_get_a_hint() -> None:
     with pytest.raises(Usage, match="did you mean --pairs") as caught:
         resolve(["--pears", "3", "--tp", "2"], {})
