@@ -165,8 +165,11 @@ def render_plan(document: Mapping[str, Any]) -> str:
 def _pack(settings: Settings) -> prompts.Pack:
     pack = prompts.load(Path(settings.prompts) if settings.prompts else None, per_stratum=settings.prompts_per_stratum)
     if settings.long_context:
-        more = prompts.long_context(settings.seed, settings.long_context, settings.prompts_per_stratum or 4)
-        pack = dataclasses.replace(pack, measured=(*pack.measured, *more),
+        first, *more = prompts.long_context(settings.seed, settings.long_context,
+                                            1 + (settings.prompts_per_stratum or 4))
+        # what a long prefill compiles is compiled before anything is measured
+        warm = dataclasses.replace(first, stratum=prompts.WARM_UP)
+        pack = dataclasses.replace(pack, measured=(*pack.measured, *more), warmup=(warm, *pack.warmup),
                                    name=f"{pack.name} and {len(more)} long ones (seed {settings.seed})")
     return pack
 

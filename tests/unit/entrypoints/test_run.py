@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from entrypoints import calibrate, image, plan, records, run, task
+from entrypoints import calibrate, image, plan, prompts, records, run, task
 from entrypoints import result as result_of
 from entrypoints.errors import BadConfig, Invalid
 from entrypoints.settings import Settings
@@ -462,6 +462,7 @@ def test_random_arrivals_and_long_prompts_are_in_the_plan_and_measured(bench: Be
     assert result["plan"]["rate"] == 40.0
     assert "greedy, 40 random arrivals a second with at most 4 in flight" in bench.out.getvalue()
     assert result["plan"]["prompts"]["strata"]["long"] == 1
+    assert result["plan"]["prompts"]["warmup"] == 1 + len(prompts.load().warmup), "a long one is warmed up with"
     assert result["arms"]["baseline"]["load_points"]["4"]["requests"] == 5
     assert result["verdict"]["invalid_causes"] == []
 
