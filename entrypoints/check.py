@@ -132,11 +132,17 @@ def gpus(host: Host, image: Image, needed: int, first: int = 0) -> Iterator[Find
                       "nvidia-container-toolkit")
         return
     yield driver(host, image)
+    if lost := [f"GPU {one.index}: {one.error}" for one in host.gpus if one.error]:
+        yield Finding("gpu lost", "fail", "; ".join(lost), "an answer from every GPU",
+                      "dmesg on the host says why (Xid): reset the card or restart the machine, or leave the card out "
+                      "with --gpus '\"device=...\"'")
     count = len(host.gpus) - first
     yield Finding("gpu count", "ok" if count >= needed else "fail",
                   f"{len(host.gpus)}" + (f", {max(count, 0)} from --base-gpu-id {first} on" if first else ""),
                   f"{needed} (--tp)", "" if count >= needed else "docker run --gpus all, or a smaller --tp after --")
-    ours = host.gpus[first:first + needed] or host.gpus
+    ours = [one for one in host.gpus[first:first + needed] or host.gpus if not one.error]
+    if not ours:
+        return
     fitting = {_target(one) for one in wanted}
     wrong = [one for one in ours if one.capability not in fitting]
     yield Finding("gpu capability", "fail" if wrong else "ok", _summary(ours), f"SM {' or '.join(sorted(fitting))}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from entrypoints import processes
@@ -13,6 +14,8 @@ from entrypoints import processes
 TOLERANCE = 200 * 2**20
 #: a container without the host's process table is often told nothing
 UNKNOWN = "a process that NVML does not name here"
+#: nvml.h: NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION
+_NOT_SUPPORTED, _NO_PERMISSION = 3, 4
 
 
 @contextlib.contextmanager
@@ -31,38 +34,85 @@ def nvml() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def handles(library: Any, environ: Mapping[str, str] = os.environ) -> list[tuple[int, Any]]:
-    """(NVML index, handle) of the GPUs that CUDA programs here may use: NVML itself ignores CUDA_VISIBLE_DEVICES.
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU by NVML's index: its handle, or None and NVML's word on why there is none (lost, without power)."""
+
+    index: int
+    handle: Any
+    error: str = ""
+    #: a card of the machine that this container may not use: not ours, and counted by NVML all the same
+    refused: bool = False
+
+
+def every(library: Any) -> list[Card]:
+    """All cards that NVML counts, whether they answer or not."""
+    found = []
+    with contextlib.suppress(Exception):
+        for index in range(library.nvmlDeviceGetCount()):
+            try:
+                found.append(Card(index, library.nvmlDeviceGetHandleByIndex(index)))
+            except Exception as error:
+                found.append(Card(index, None, reason(error), getattr(error, "value", None) == _NO_PERMISSION))
+    return found
+
+
+def cards(library: Any, environ: Mapping[str, str] = os.environ) -> list[Card]:
+    """The GPUs that CUDA programs here may use, lost ones among them: NVML itself ignores CUDA_VISIBLE_DEVICES.
 
     Numbers are taken in NVML's order, which is CUDA's for cards of one kind. What we cannot read (MIG) means all.
     """
-    every = [(index, library.nvmlDeviceGetHandleByIndex(index)) for index in range(library.nvmlDeviceGetCount())]
+    ours = [card for card in every(library) if not card.refused]
     words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     numbers = {int(word) for word in words if word.isdigit()}
     names = tuple(word for word in words if word.startswith("GPU-"))
     if not words or len(numbers) + len(names) != len(set(words)):
-        return every
+        return ours
+    known = {card.index: _uuid(library, card) for card in ours} if names else {}
+    # a lost card does not tell its name: it may be one that nobody else has
+    unclaimed = not all(any(uuid.startswith(name) for uuid in known.values()) for name in names)
+    return [card for place, card in enumerate(ours) if place in numbers
+            or (names and (known[card.index].startswith(names) or (unclaimed and not known[card.index])))]
 
-    def named(handle: Any) -> bool:
-        found = library.nvmlDeviceGetUUID(handle)
-        return (found.decode() if isinstance(found, bytes) else str(found)).startswith(names)
 
-    return [(index, handle) for index, handle in every if index in numbers or (names and named(handle))]
+def _uuid(library: Any, card: Card) -> str:
+    """ "" when the card does not say."""
+    with contextlib.suppress(Exception):
+        if not card.error:
+            found = library.nvmlDeviceGetUUID(card.handle)
+            return found.decode() if isinstance(found, bytes) else str(found)
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """NVML's own words («GPU is lost»), or the kind of the error."""
+    return str(error) or type(error).__name__
 
 
 def memory(library: Any, handle: Any) -> tuple[int, int]:
-    """Bytes (in all, in use) of one GPU; (0, 0) where it has none of its own: a DGX Spark shares the machine's."""
+    """Bytes (in all, in use) of one GPU; (0, 0) where it has none of its own: a DGX Spark shares the machine's.
+
+    Raises NVML's error for a card that does not answer: that is no zero.
+    """
     try:
         found = library.nvmlDeviceGetMemoryInfo(handle)
-    except Exception:
-        return 0, 0
+    except Exception as error:
+        if getattr(error, "value", None) == _NOT_SUPPORTED:
+            return 0, 0
+        raise
     return int(found.total), int(found.used)
 
 
-def used_memory() -> Sequence[int]:
-    """Bytes in use on each GPU that we may use; empty without one."""
+def used_memory() -> Sequence[int | None]:
+    """Bytes in use on each GPU that we may use, None for one that does not answer; empty without one. Never raises."""
     with nvml() as library:
-        return tuple(memory(library, handle)[1] for _, handle in handles(library)) if library is not None else ()
+        return tuple(_used(library, card) for card in cards(library)) if library is not None else ()
+
+
+def _used(library: Any, card: Card) -> int | None:
+    with contextlib.suppress(Exception):
+        return None if card.error else memory(library, card.handle)[1]
+    return None
 
 
 def holders() -> Sequence[str]:
@@ -70,7 +120,7 @@ def holders() -> Sequence[str]:
     with nvml() as library:
         if library is None:
             return ()
-        return tuple(_names(library, handle) or UNKNOWN for _, handle in handles(library))
+        return tuple(_names(library, card.handle) or UNKNOWN for card in cards(library))
 
 
 def _names(library: Any, handle: Any) -> str:

@@ -20,13 +20,14 @@ class Gpu:
     """One GPU, by NVML's index. Bytes, watts; PCIe as (generation, lanes), now and at most; `processes` are pids that
     use it. `pcie_max` is what card and slot can do together, `pcie_card` the generation of the card alone (0: unknown).
     `memory_total` is 0 where the GPU has no memory of its own (DGX Spark); None and 0 elsewhere: the card does not say.
+    `error`: NVML's word on why the card does not answer at all (it is lost, for instance); nothing else is known then.
     """
 
     index: int
-    name: str
-    capability: str
-    memory_total: int
-    memory_used: int
+    name: str = ""
+    capability: str = ""
+    memory_total: int = 0
+    memory_used: int = 0
     pcie_now: tuple[int, int] = (0, 0)
     pcie_max: tuple[int, int] = (0, 0)
     pcie_card: int = 0
@@ -36,6 +37,7 @@ class Gpu:
     power_default: float = 0.0
     persistence: bool | None = None
     ecc: bool | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +87,45 @@ def _gpus() -> dict[str, Any]:
         if library is None:
             present = any(Path("/dev").glob("nvidia[0-9]*"))
             return {"gpu_trouble": "a GPU device is there, but NVML does not answer" if present else ""}
-        cards = gpu.handles(library)
-        handles = [handle for _, handle in cards]
-        cuda = int(library.nvmlSystemGetCudaDriverVersion())
-        return {"driver": _text(library.nvmlSystemGetDriverVersion()),
-                "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-                "gpus": tuple(_gpu(library, index, handle) for index, handle in cards),
+        cards = gpu.cards(library)
+        handles = [card.handle for card in cards]
+        driver, cuda = "", 0
+        with contextlib.suppress(Exception):
+            driver, cuda = _text(library.nvmlSystemGetDriverVersion()), int(library.nvmlSystemGetCudaDriverVersion())
+        return {"driver": driver, "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+                "gpu_trouble": "" if cards else _no_card(library),
+                "gpus": tuple(_gpu(library, card) for card in cards),
                 "p2p": tuple(tuple(None if one is other else _peer(library, one, other) for other in handles)
                              for one in handles),
                 "topology": tuple(tuple("self" if one is other else _path(library, one, other) for other in handles)
                                   for one in handles)}
 
 
-def _gpu(library: Any, index: int, handle: Any) -> Gpu:
-    total, used = gpu.memory(library, handle)
-    major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+def _no_card(library: Any) -> str:
+    """Why there is a driver and no card for us."""
+    refused = [f"NVML refuses GPU {card.index}: {card.error}" for card in gpu.every(library) if card.error]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible} names none that is here"]
+    return "; ".join(refused or named) or "NVML lists no GPU"
+
+
+def _gpu(library: Any, card: gpu.Card) -> Gpu:
+    if card.error:
+        return Gpu(card.index, error=card.error)
+    handle = card.handle
+    try:
+        total, used = gpu.memory(library, handle)
+        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+        name = _text(library.nvmlDeviceGetName(handle))
+    except Exception as error:  # lost since it was counted
+        return Gpu(card.index, error=gpu.reason(error))
 
     def ask(name: str, default: Any) -> Any:
         with contextlib.suppress(Exception):  # not every card and driver answers everything
             return getattr(library, name)(handle)
         return default
 
-    return Gpu(index=index, name=_text(library.nvmlDeviceGetName(handle)), capability=f"{major}.{minor}",
+    return Gpu(index=card.index, name=name, capability=f"{major}.{minor}",
                memory_total=total, memory_used=used,
                pcie_now=(ask("nvmlDeviceGetCurrPcieLinkGeneration", 0), ask("nvmlDeviceGetCurrPcieLinkWidth", 0)),
                pcie_max=(ask("nvmlDeviceGetMaxPcieLinkGeneration", 0), ask("nvmlDeviceGetMaxPcieLinkWidth", 0)),

@@ -62,8 +62,9 @@ class StopReport:
     """How a server went. `clean` when nothing is left: `survivors` are (pid, name), `busy_ports` still listen,
     `segments` are its files in /dev/shm.
 
-    `gpu_held_bytes` is memory above what was in use before the start, per GPU; empty without NVML. `gpu_holders` says
-    who uses each GPU, as far as NVML tells. `before_stop`: it had ended by itself, with this exit code.
+    `gpu_held_bytes` is memory above what was in use before the start, per GPU; None where NVML no longer answers, empty
+    without NVML. `gpu_holders` says who uses each GPU, as far as NVML tells. `before_stop`: it had ended by itself,
+    with this exit code.
     """
 
     seconds: float
@@ -72,7 +73,7 @@ class StopReport:
     survivors: tuple[tuple[int, str], ...] = ()
     busy_ports: tuple[int, ...] = ()
     segments: tuple[str, ...] = ()
-    gpu_held_bytes: tuple[int, ...] = ()
+    gpu_held_bytes: tuple[int | None, ...] = ()
     gpu_holders: tuple[str, ...] = ()
     before_stop: bool = False
 
@@ -82,14 +83,21 @@ class StopReport:
         return cls(0.0, (), None)
 
     @property
-    def gpu_released(self) -> bool:
-        """Whether GPU memory is back to what it was before the start, within `gpu.TOLERANCE`."""
-        return all(held <= gpu.TOLERANCE for held in self.gpu_held_bytes)
+    def gpu_released(self) -> bool | None:
+        """Whether GPU memory is back to what it was before the start, within `gpu.TOLERANCE`; None: not known."""
+        if any(held is not None and held > gpu.TOLERANCE for held in self.gpu_held_bytes):
+            return False
+        return None if None in self.gpu_held_bytes else True
 
     @property
     def clean(self) -> bool:
-        """Whether no process, listener, shared memory or GPU memory is left."""
+        """Whether no process, listener, shared memory or GPU memory is left, as far as can be known."""
         return not self.problems()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is left that may still go; a card that does not answer is not waited for."""
+        return bool(self.survivors or self.busy_ports or self.segments or self.gpu_released is False)
 
     def problems(self) -> list[Problem]:
         """All that is left, each with who holds it and what to do."""
@@ -110,7 +118,11 @@ class StopReport:
                           expected="what was in use before the start",
                           todo="nvidia-smi on the host names every process; end the holder or reset the GPU, "
                                f"{_AGAIN}")
-                  for index, held in enumerate(self.gpu_held_bytes) if held > gpu.TOLERANCE]
+                  for index, held in enumerate(self.gpu_held_bytes) if held is not None and held > gpu.TOLERANCE]
+        found += [Problem(what="whether GPU memory was released is not known", where=f"GPU {index}",
+                          found="NVML does not answer for this card any more", expected="bytes in use",
+                          todo=f"`entrypoint check` and dmesg on the host say why: reset the GPU, {_AGAIN}")
+                  for index, held in enumerate(self.gpu_held_bytes) if held is None]
         return found
 
     def require_clean(self) -> None:
@@ -135,7 +147,7 @@ class Server:
     """
 
     def __init__(self, launch: Launch, *, grace: float = 30.0, version: str = "", log: LogFile | None = None,
-                 memory: Callable[[], Sequence[int]] = gpu.used_memory,
+                 memory: Callable[[], Sequence[int | None]] = gpu.used_memory,
                  holders: Callable[[], Sequence[str]] = gpu.holders, patience: float | None = None) -> None:
         self.launch = launch
         self.grace = grace
@@ -148,7 +160,7 @@ class Server:
         self._memory = memory
         self._holders = holders
         self._patience = PATIENCE if patience is None else patience
-        self._gpu_before: Sequence[int] = ()
+        self._gpu_before: Sequence[int | None] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._root: Process | None = None
         self._family: dict[int, Process] = {}
@@ -430,14 +442,14 @@ class Server:
         Bounded: each further wait needs a process, a port or 64 MiB less than before.
         """
         least, end = self._left(report), time.monotonic() + patience
-        while not least.clean and time.monotonic() < end:
+        while least.pending and time.monotonic() < end:
             time.sleep(min(0.5, patience))
             now = self._left(report)
             if _less(now, least):
                 least, end = now, time.monotonic() + patience
-            elif now.clean:
+            elif not now.pending:
                 return now
-        if least.gpu_released:
+        if least.gpu_released is not False:
             return least
         return dataclasses.replace(least, gpu_holders=tuple(self._holders()))
 
@@ -448,8 +460,13 @@ class Server:
             report, exit_code=self.exit_code, survivors=survivors,
             busy_ports=tuple(sorted(self._ports & set(processes.listeners()))),
             segments=() if survivors else tuple(processes.remove_segments(self._segments)),
-            gpu_held_bytes=tuple(max(0, now - before) for now, before in
-                                 zip(self._memory() if self._gpu_before else (), self._gpu_before, strict=False)))
+            gpu_held_bytes=self._held())
+
+    def _held(self) -> tuple[int | None, ...]:
+        """Bytes in use on each GPU above those before the start; None where one of the two is not known."""
+        now = [*self._memory(), *([None] * len(self._gpu_before))] if self._gpu_before else []
+        return tuple(None if before is None or used is None else max(0, used - before)
+                     for used, before in zip(now, self._gpu_before, strict=False))
 
     def _forget_temporary(self) -> None:
         if self._temporary:
@@ -459,7 +476,11 @@ class Server:
 def _less(now: StopReport, before: StopReport) -> bool:
     """Whether less is left than before, by enough to count."""
     return (len(now.survivors) < len(before.survivors) or len(now.busy_ports) < len(before.busy_ports)
-            or sum(now.gpu_held_bytes) <= sum(before.gpu_held_bytes) - _RELEASED)
+            or _sum(now.gpu_held_bytes) <= _sum(before.gpu_held_bytes) - _RELEASED)
+
+
+def _sum(held: Sequence[int | None]) -> int:
+    return sum(one or 0 for one in held)
 
 
 _READ_LOG = "read the log; if it names no cause, start the same command by hand: `entrypoint plan` prints it"

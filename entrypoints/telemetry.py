@@ -68,13 +68,16 @@ def _numa_nodes() -> int:
 
 
 def cards(library: Any) -> list[dict[str, Any]]:
-    """One reading of every GPU; what a card does not answer is None. Watts, MHz, degrees C, bits, pids."""
-    found = []
-    for _, handle in gpu.handles(library):
+    """One reading of every GPU; what a card does not answer is None. Watts, MHz, degrees C, bits, pids.
 
-        def ask(name: str, *words: Any, handle: Any = handle) -> Any:
+    `error` is NVML's word on a card that does not answer at all.
+    """
+    found = []
+    for card in gpu.cards(library):
+
+        def ask(name: str, *words: Any, card: gpu.Card = card) -> Any:
             with contextlib.suppress(Exception):
-                return getattr(library, name)(handle, *words)
+                return None if card.error else getattr(library, name)(card.handle, *words)
             return None
 
         power, load = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetUtilizationRates")
@@ -88,7 +91,7 @@ def cards(library: Any) -> list[dict[str, Any]]:
             "throttle": ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
             "replays": ask("nvmlDeviceGetPcieReplayCounter"), "ecc": ecc,
             "pcie": [ask("nvmlDeviceGetCurrPcieLinkGeneration"), ask("nvmlDeviceGetCurrPcieLinkWidth")],
-            "pids": sorted(int(one.pid) for one in processes)})
+            "pids": sorted(int(one.pid) for one in processes), "error": card.error or None})
     return found
 
 
@@ -160,7 +163,8 @@ def summarise(samples: Sequence[Sample], spans: Iterable[tuple[float, float]], *
             "throttle_bits_or": throttle, "pcie_under_load": rows[-1]["pcie"] if rows else None,
             "pcie_replay_delta": _growth(row["replays"] for row in every),
             "ecc_delta": _growth(row["ecc"] for row in every),
-            "foreign_pids": _foreign({pid for row in rows for pid in row["pids"]}, mine)})
+            "foreign_pids": _foreign({pid for row in rows for pid in row["pids"]}, mine),
+            "error": next((row["error"] for row in every if row["error"]), None)})
     result["energy_j"] = round(energy, 3) if energy else None
     result["energy_j_per_token"] = round(energy / tokens, 5) if energy and tokens else None
     return result
@@ -187,6 +191,8 @@ def causes(summary: Mapping[str, Any]) -> list[str]:
     """What spoils a block, independent of its speed."""
     found = []
     for index, card in enumerate(summary["gpus"]):
+        if card["error"]:
+            found.append(f"GPU {index} does not answer any more: {card['error']}")
         if card["throttle_bits_or"] & THROTTLE:
             found.append(f"GPU {index} was throttled (clock reasons {card['throttle_bits_or']:#x}, "
                          f"at most {card['temp_c_max']} C)")

@@ -5,15 +5,45 @@ from __future__ import annotations
 import os
 import sys
 import types
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from entrypoints import gpu, host
+from entrypoints import check, gpu, host, telemetry
+from entrypoints.errors import Unusable
+from tests.unit.entrypoints.test_check import image
 
 
 class Refused(Exception):
-    """NVMLError: this card does not answer that."""
+    """NVMLError as the binding raises it: the library's code, and its words for it."""
+
+    WORDS: ClassVar = {3: "Not Supported", 4: "Insufficient Permissions", 8: "Insufficient External Power",
+                       15: "GPU is lost"}
+
+    def __init__(self, value: int = 3) -> None:
+        super().__init__(self.WORDS[value])
+        self.value = value
+
+
+def lost(card: int, value: int = 15, *, handle: bool = True, **changes: Any) -> types.ModuleType:
+    """The same two cards; one of them was lost: before its handle was asked for, or after."""
+    made = library(**changes)
+
+    def but(name: str) -> Any:
+        answer = getattr(made, name)
+
+        def ask(*words: Any) -> Any:
+            if card in words[:2 if "P2P" in name or "Topology" in name else 1]:
+                raise Refused(value)
+            return answer(*words)
+
+        return ask
+
+    for name in [name for name in vars(made) if name.startswith("nvmlDevice") and name != "nvmlDeviceGetCount"]:
+        if handle or name != "nvmlDeviceGetHandleByIndex":
+            setattr(made, name, but(name))
+    return made
 
 
 def library(**changes: Any) -> types.ModuleType:
@@ -105,3 +135,60 @@ def test_who_uses_a_card_as_far_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert second == gpu.UNKNOWN
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu.holders() == ()
+
+
+@pytest.mark.parametrize("handle", [True, False])
+def test_a_lost_card_is_one_line_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handle: bool) -> None:
+    """NVML documents both words for nvmlDeviceGetHandleByIndex; any later call may say them too."""
+    monkeypatch.setitem(sys.modules, "pynvml", lost(1, 15 if handle else 8, handle=handle))
+    found = host.read()
+    assert [one.error for one in found.gpus] == ["", "GPU is lost" if handle else "Insufficient External Power"]
+    assert found.p2p == ((None, None), (None, None))
+    findings = list(check.gpus(found, image(tmp_path, targets=["sm120"], cuda="13.0"), 2))
+    (failed,) = [one for one in findings if one.state == "fail"]
+    assert (failed.name, failed.found) == ("gpu lost", f"GPU 1: {found.gpus[1].error}")
+    assert check.exit_code(findings) == 69
+    with pytest.raises(Unusable, match="gpu lost"):
+        check.before_start(findings, measuring=False)
+    assert gpu.used_memory() == (2**30, None), "not known, and not zero"
+    assert len(gpu.holders()) == 2
+    first, second = telemetry.cards(sys.modules["pynvml"])
+    assert first["limit_w"] == 600.0
+    assert (second["limit_w"], second["pids"]) == (None, [])
+    assert telemetry.spinning_now() == ""
+
+
+def test_all_cards_lost_is_still_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise Refused(15)
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetHandleByIndex=refuse,
+                                                       nvmlSystemGetDriverVersion=refuse))
+    findings = list(check.gpus(host.read(), image(tmp_path, targets=["sm120"], cuda="13.0"), 2))
+    assert "GPU 0: GPU is lost; GPU 1: GPU is lost" in check.render(findings)
+    assert telemetry.describe()["gpus"][0]["mem_total"] == 0
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetCount=refuse))
+    assert gpu.used_memory() == ()
+    assert host.read().gpu_trouble == "NVML lists no GPU"
+
+
+def test_cards_that_this_container_may_not_use_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML counts them and refuses their handle; CUDA numbers only the others."""
+    monkeypatch.setitem(sys.modules, "pynvml", lost(0, 4))
+    assert [(one.index, one.error) for one in host.read().gpus] == [(1, "")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert [one.index for one in host.read().gpus] == [1]
+    monkeypatch.setitem(sys.modules, "pynvml", lost(0, 4, nvmlDeviceGetCount=lambda: 1))
+    assert host.read().gpu_trouble == "NVML refuses GPU 0: Insufficient Permissions"
+    monkeypatch.setitem(sys.modules, "pynvml", library())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert host.read().gpu_trouble == "CUDA_VISIBLE_DEVICES=7 names none that is here"
+
+
+@pytest.mark.parametrize(("visible", "used"), [
+    ("GPU-0a", (2**30,)), ("GPU-1b", (None,)), ("GPU-0a,GPU-1b", (2**30, None)), ("1", (None,)), ("0", (2**30,))])
+def test_a_lost_card_that_somebody_else_uses_is_none_of_ours(monkeypatch: pytest.MonkeyPatch, visible: str,
+                                                             used: tuple[int | None, ...]) -> None:
+    module = lost(1, nvmlDeviceGetUUID=lambda card: b"GPU-0a" if card == 0 else "GPU-1b")
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu.used_memory() == used

@@ -300,6 +300,24 @@ def test_gpu_memory_may_come_back_slowly_as_long_as_it_comes_back(tmp_path: Path
     assert one.stop().clean
 
 
+def test_a_card_that_was_lost_meanwhile_is_unknown_and_not_waited_for(tmp_path: Path) -> None:
+    """A finished block must not be lost in a teardown that asks a lost card."""
+    afterwards: tuple[tuple[int | None, ...], ...] = ((2**30, None), ())
+    for answers in afterwards:
+        looks = [answers, (2**30, 2**30)]
+        one = Server(launch(tmp_path, open=None), grace=2, memory=lambda looks=looks: looks[-1])  # type: ignore[misc]
+        with one:
+            looks.pop()
+        report = one.stop()
+        assert report.gpu_held_bytes == ((0, None) if answers else (None, None))
+        assert report.gpu_released is None
+        assert report.as_dict()["gpu_memory_released"] is None
+        assert not report.pending
+        with pytest.raises(Busy, match="GPU 1: whether GPU memory was released is not known"):
+            report.require_clean()
+    assert StopReport(0.0, (), 0, gpu_held_bytes=(None, 2**30)).gpu_released is False
+
+
 def test_a_second_look_may_find_it_released(tmp_path: Path) -> None:
     memory = [0]
     one = Server(launch(tmp_path, open=None), grace=2, memory=lambda: tuple(memory), patience=0.0,

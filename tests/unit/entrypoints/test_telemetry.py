@@ -61,7 +61,8 @@ def test_only_the_measured_time_counts() -> None:
 @pytest.mark.parametrize(("change", "text"), [
     ({"throttle": 0x20}, "GPU 0 was throttled"), ({"throttle": 0x80}, "GPU 0 was throttled"),
     ({"pids": [10, 77]}, "used by another process: 77"), ({"replays": [3, 3, 4, 4, 5000]}, "4997 PCIe replays"),
-    ({"ecc": [0, 0, 0, 1, 1]}, "1 uncorrected memory errors")])
+    ({"ecc": [0, 0, 0, 1, 1]}, "1 uncorrected memory errors"),
+    ({"error": [None, None, None, "GPU is lost", "GPU is lost"]}, "GPU 0 does not answer any more: GPU is lost")])
 def test_a_cause_in_the_machine_spoils_a_block_whatever_its_speed(change: dict[str, Any], text: str) -> None:
     found = telemetry.summarise(samples(**change), [(0.0, 5.0)], own=[10, 11])
     assert text in " ".join(telemetry.causes(found))
