@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from buildctl import uv_settings
+
 #: where distributions keep the bundle of trusted certificates
 _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
             "/etc/ssl/cert.pem")
 _BUNDLE_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-_LINK_VARIABLES = ("UV_FIND_LINKS", "PIP_FIND_LINKS")
 #: proxy settings that steps of a build get, as predefined build arguments
 PROXIES = tuple(name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper()))
 
@@ -31,6 +32,10 @@ class Host:
     wheelhouses: tuple[Path, ...]
     #: whether builds get no network; what they need is then in the wheelhouses, as `buildctl fetch` puts it there
     offline: bool = False
+    #: where indexes beside the default one are set for uv: builds do not have them
+    extra_indexes: tuple[str, ...] = ()
+    #: settings of uv that would change what is resolved, and do not
+    unused: tuple[str, ...] = ()
 
     def uv_config(self) -> str | None:
         """A uv.toml that names the host's index, or None when it uses the public one."""
@@ -63,20 +68,22 @@ class Host:
 
 def read(wheelhouses: Iterable[Path] = (), environ: Mapping[str, str] | None = None, home: Path | None = None, *,
          offline: bool = False) -> Host:
-    """Read this host's settings: the given wheelhouses, the environment, pip's configuration, netrc."""
+    """Read this host's settings: the given wheelhouses, the environment, uv's and pip's configuration, netrc."""
     env = os.environ if environ is None else environ
     folder = Path(env["HOME"]) if home is None and "HOME" in env else home or Path.home()
-    config = _pip_config(env, folder)
+    config, uv = _pip_config(env, folder), uv_settings.read(env, folder)
     netrc = Path(env["NETRC"]) if env.get("NETRC") else folder / ".netrc"
-    links = [link for name in _LINK_VARIABLES for link in env.get(name, "").replace(",", " ").split()]
-    links += config.get("find-links", "").split()
+    links = [*uv.links, *env.get("PIP_FIND_LINKS", "").replace(",", " ").split(), *config.get("find-links", "").split()]
     local = [path for link in links if (path := _local_path(link)) is not None]
     return Host(
         ca=_ca(env),
-        index=next((env[name] for name in _INDEX_VARIABLES if env.get(name)), config.get("index-url") or None),
+        index=next((uv_settings.named(env[name], env) for name in _INDEX_VARIABLES if env.get(name)),
+                   uv.index or config.get("index-url") or None),
         netrc=netrc if netrc.is_file() else None,
         wheelhouses=tuple(dict.fromkeys([*(path.resolve() for path in wheelhouses), *local])),
         offline=offline,
+        extra_indexes=uv.extra,
+        unused=uv.unused,
     )
 
 

@@ -21,7 +21,8 @@ from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from buildctl.errors import BuildctlError, CompatibilityError, ManifestError, NetworkError, Problem
+from buildctl import uv_settings
+from buildctl.errors import BuildctlError, CompatibilityError, ManifestError, NetworkError, Problem, UsageError
 from buildctl.host import Host
 from buildctl.lock import ENTRYPOINT, PUBLIC, SERVER, TOOLS, Wheel, partition
 from buildctl.manifest import Problems
@@ -129,11 +130,13 @@ def resolve(request: Request, host: Host, *, alone: bool = False) -> Resolution:
     lies in a wheelhouse in the version asked for, the index itself is not needed.
 
     :param alone: leave out what the requirements depend on.
+    :raises UsageError: uv is told of indexes or logins that builds would not have.
     :raises CompatibilityError: there is no solution.
     :raises NetworkError: an index does not answer.
     """
     if not request.requirements:
         return Resolution((), 0)
+    _refuse_unlendable(request, host)
     local = host.local_wheels()
     tags = _tags(request)
     indexes = tuple(index for index in request.indexes if not _offered(index, request, local, tags))
@@ -152,6 +155,21 @@ def resolve(request: Request, host: Host, *, alone: bool = False) -> Resolution:
         _uv([*arguments, "--constraints", str(constraints), "--format", "pylock.toml", "-o", str(output)], host, folder)
         packages = tomllib.loads(output.read_text())["packages"]
     return _select(packages, via, tags, request.indexes, local)
+
+
+def _refuse_unlendable(request: Request, host: Host) -> None:
+    names = uv_settings.logins((index.name for index in request.indexes), os.environ)
+    problems = [Problem("a build would not have this index, so no lock is made with it", place,
+                        expected="one default index (UV_DEFAULT_INDEX), all others declared by the stack",
+                        todo="name the index and the packages that come from it under 'indexes' of the stack, or let "
+                             "the default index serve them; then take the setting away")
+                for place in host.extra_indexes]
+    problems += [Problem("a build would not have this login of an index", place,
+                         expected="a login that builds get as well: netrc (NETRC names another file)",
+                         todo="write it there as `machine HOST login USER password PASSWORD`; then unset the variable")
+                 for place in names]
+    if problems:
+        raise UsageError(problems)
 
 
 def parse_annotated(text: str) -> dict[str, tuple[str, frozenset[str]]]:
@@ -247,12 +265,11 @@ def _write_inputs(folder: Path, request: Request, indexes: Sequence[Index], host
                       for word in ("--exclude-newer-package", f"{package}=false")]
     for wheelhouse in host.wheelhouses:
         arguments += ["--find-links", str(wheelhouse)]
-    if host.index is not None:
-        config = folder / "uv.toml"
-        config.touch(mode=0o600)
-        config.write_text(host.uv_config() or "")
-        arguments += ["--config-file", str(config)]
-    return arguments
+    # always ours, if empty: uv then reads no file of this host
+    config = folder / "uv.toml"
+    config.touch(mode=0o600)
+    config.write_text(host.uv_config() or "")
+    return [*arguments, "--config-file", str(config)]
 
 
 def _uv(arguments: Sequence[str], host: Host, folder: Path, extra: Mapping[str, str] | None = None) -> None:
@@ -260,7 +277,7 @@ def _uv(arguments: Sequence[str], host: Host, folder: Path, extra: Mapping[str, 
 
     :raises BuildctlError: of the class that fits uv's message.
     """
-    env = {**os.environ, "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1", **(extra or {})}
+    env = {**uv_settings.environment(os.environ), "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1", **(extra or {})}
     if host.ca is not None:
         env["SSL_CERT_FILE"] = str(host.ca)
     try:

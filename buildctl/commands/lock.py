@@ -60,10 +60,13 @@ def command(root: Path, words: tuple[str, ...], check: bool, upgrade: tuple[str,
         lock = locks.load(loaded, found)
         changed: tuple[str, ...] = ()
     else:
-        made = locking.make(loaded, found, host.read(wheelhouses), cache_dir(), wish=wish, base=base_source)
+        lent = host.read(wheelhouses)
+        made = locking.make(loaded, found, lent, cache_dir(), wish=wish, base=base_source)
         lock, changed = made.lock, made.sections
         judge(loaded, lock)
         locking.write(made, locks.path_of(loaded))
+        if lent.unused:
+            click.echo(f"warning: not used, a lock depends on its stack alone: {', '.join(lent.unused)}", err=True)
     shares = {layer.name: lock.share(layer.name) for layer in loaded.layers}
     shown = found.shown(locks.path_of(loaded))
     if lock.open_ends:

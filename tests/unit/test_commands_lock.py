@@ -74,6 +74,14 @@ def test_a_lock_is_held_against_the_rules_before_it_is_written(tmp_path: Path,
     assert "FLASHINFER_DISABLE_VERSION_CHECK is set (rule bypass)" in err
 
 
+def test_what_uv_is_told_elsewhere_is_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    project, _, _ = ready(tmp_path, PLAIN)
+    monkeypatch.setenv("UV_PRERELEASE", "allow")
+    code, _, err = run(capsys, project.root, "lock", "small")
+    assert (code, "warning: not used, a lock depends on its stack alone: UV_PRERELEASE\n" in err) == (0, True)
+
+
 def test_a_lock_without_debian_packages_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     project, loaded, lock = ready(tmp_path, PLAIN)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildctl import resolve
-from buildctl.errors import CompatibilityError, ManifestError, NetworkError
+from buildctl.errors import CompatibilityError, ManifestError, NetworkError, UsageError
 from buildctl.host import Host
 from buildctl.lock import PUBLIC
 from buildctl.resolve import Request
@@ -184,6 +184,37 @@ def test_no_solution_names_both_sides() -> None:
         with pytest.raises(CompatibilityError, match=r"app==1\.0.*torch==2\.13\.0") as caught:
             resolve.resolve(request("app==1.0", "torch==2.9.1"), index.host())
     assert caught.value.exit_code == 4
+
+
+def test_uvs_settings_of_this_host_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither variables nor uv.toml: else the lock depends on who makes it, and nothing tells."""
+    folder = tmp_path / "uv"
+    folder.mkdir()
+    (folder / "uv.toml").write_text('prerelease = "allow"\nconstraint-dependencies = ["lib<2"]\n')
+    (tmp_path / "constraints.txt").write_text("lib<2\n")
+    with Index() as index:
+        index.add("app", "1.0", ["lib"])
+        for version in ("1.0", "2.0", "3.0b1"):
+            index.add("lib", version)
+        wanted = resolve.resolve(request("app"), index.host()).wheels
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        for name, value in (("UV_PRERELEASE", "allow"), ("UV_RESOLUTION", "lowest"), ("UV_EXCLUDE_NEWER", "2020-01-01"),
+                            ("UV_CONSTRAINT", str(tmp_path / "constraints.txt")), ("UV_OFFLINE", "1")):
+            monkeypatch.setenv(name, value)
+        assert resolve.resolve(request("app"), index.host()).wheels == wanted
+        monkeypatch.setenv("UV_CONFIG_FILE", str(folder / "uv.toml"))
+        assert resolve.resolve(request("app"), index.host()).wheels == wanted
+    assert [wheel.version for wheel in wanted] == ["1.0", "2.0"]
+
+
+def test_indexes_and_logins_that_builds_would_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_INDEX_SPECIAL_PASSWORD", "s3cret")
+    asked = request("torch", indexes=(Declared("special", "http://127.0.0.1:9/simple", ("torch",)),))
+    with pytest.raises(UsageError) as caught:
+        resolve.resolve(asked, replace(NOBODY, extra_indexes=("UV_EXTRA_INDEX_URL",)))
+    assert [problem.where for problem in caught.value.problems] == ["UV_EXTRA_INDEX_URL", "UV_INDEX_SPECIAL_PASSWORD"]
+    said = str(caught.value)
+    assert ("s3cret" in said, "'indexes' of the stack" in said, "netrc" in said) == (False, True, True)
 
 
 def test_the_wheel_of_the_target_is_chosen() -> None:
