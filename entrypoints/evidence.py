@@ -3,7 +3,8 @@
 Flags prove nothing: SGLang accepts several and then does without. A state is `active` only with evidence from the run
 itself (a patch's marker, a count of the server, a kernel in a trace); `unverified` is the default and says why.
 
-States: `active`; `fallback` (asked for, and the server said that it does without); `unsupported` (this hardware or
+States: `active`; `fallback` (asked for, and the server said that it does without, or NCCL does most of the work);
+`unsupported` (this hardware or
 version cannot); `inactive` (not asked for, or shown to be off); `unverified` (asked for, and nothing shows it).
 """
 
@@ -24,6 +25,8 @@ CLAIMS = ("attention-backend", "cuda-graphs", "all-reduce-fusion", "torch-symmet
 #: worst first: a claim over several server starts is as good as its worst one
 WORST = ("inactive", "unsupported", "fallback", "unverified", "active")
 EXCERPT = 200
+#: the contract's kernels of what all the other ways are to replace
+NCCL = "nccl-all-reduce"
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,18 @@ def _attention(seen: Observation) -> Claim:
 
 def _by_kernels(seen: Observation, claim: str, declared: str, family: str, trace: Summary,
                 sources: tuple[Mapping[str, str], ...]) -> Claim:
+    """A way around NCCL is taken when its kernels outnumber NCCL's: one of them proves that it exists, not its use."""
     count = trace.families.get(family, 0)
     rate = trace.per_step(family)
     observed = f"{count} kernels in the trace" + (f", {rate:g} per step" if rate is not None else "")
-    nccl = trace.per_step("nccl-all-reduce")
-    if claim != "attention-backend" and nccl is not None:
-        observed += f"; {nccl:g} NCCL all-reduces per step"
+    state, reason = ("active", "") if count else ("inactive", "its kernels are not in the trace")
+    if claim != "attention-backend":
+        nccl, per_step = trace.families.get(NCCL, 0), trace.per_step(NCCL)
+        observed += f"; {nccl} NCCL all-reduces" + (f", {per_step:g} per step" if per_step is not None else "")
+        if 0 < count <= nccl:
+            state, reason = "fallback", f"NCCL does most of it: {observed}"
     source = {"kind": "trace", "ref": family, "excerpt": observed}
-    return Claim(claim, seen.arm, "active" if count else "inactive", declared, observed=observed,
-                 reason="" if count else "its kernels are not in the trace", sources=(*sources, source))
+    return Claim(claim, seen.arm, state, declared, observed=observed, reason=reason, sources=(*sources, source))
 
 
 def _graphs(seen: Observation) -> Claim:
@@ -177,20 +183,16 @@ def _way(seen: Observation, claim: str, declared: str, *, alone: bool) -> Claim:
                    and (line := _find(seen.log, one.marker))), None)
     if seen.trace is not None and seen.trace.on_gpu:
         return _by_kernels(seen, claim, declared, claim_family(claim), seen.trace, ())
-    if "active" in lines or marker:
-        line = lines.get("active") or _find(seen.log, marker.marker if marker else "")
-        return Claim(claim, seen.arm, "active", declared, observed="the server says so while it sets it up",
-                     sources=(_line(line),))
-    if "setup" in lines:
-        return Claim(claim, seen.arm, "unverified", declared, observed="set up", sources=(_line(lines["setup"]),),
-                     reason="set up, and only a trace shows whether it is used")
+    if line := lines.get("setup") or _find(seen.log, marker.marker if marker else ""):
+        return Claim(claim, seen.arm, "unverified", declared, observed="set up", sources=(_line(line),),
+                     reason="set up, and only a trace (--trace) shows whether it is used")
     why = "no trace was taken, and the log says nothing either way"
     if not contract.select("pattern", seen.version, claim=claim):
         why = f"no trace was taken, and no log lines are known for SGLang {seen.version or 'of unknown version'}"
     return Claim(claim, seen.arm, "unverified", declared, reason=why)
 
 
-#: concerns of patches whose marker shows that a way is taken
+#: concerns of patches whose marker shows that a way was set up
 _CONCERNS: Mapping[str, tuple[str, ...]] = {
     "torch-symmetric-memory": ("symm-mem",), "all-reduce-fusion": ("allreduce-fusion",)}
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from entrypoints import evidence, trace
+from entrypoints import evidence, measure, trace
+from entrypoints.command import CACHES
 from entrypoints.evidence import Observation, merge, observe
 from entrypoints.image import Patch
 from tests.unit.entrypoints import recorded
@@ -72,7 +75,7 @@ def test_symmetric_memory_by_the_marker_of_our_patch() -> None:
     line = "[2026-12-01 05:00:00 TP0] buildctl patch symm-mem: two-shot all-reduce for 8 ranks"
     found = observe(Observation("b", "0.5.9", {**DUAL, "enable_torch_symm_mem": True}, log=[line], patches=[patch]))
     states = {one["claim"]: one["state"] for one in found}
-    assert states["torch-symmetric-memory"] == "active"
+    assert states["torch-symmetric-memory"] == "unverified", "the line is from its set-up"
     assert states["patch sglang/0001-symm-mem.patch"] == "active"
 
 
@@ -82,11 +85,29 @@ def test_fusion_set_up_is_not_yet_used() -> None:
     found = claim("all-reduce-fusion", info=info, log=[line])
     assert (found["state"], found["observed"]) == ("unverified", "set up")
     fused = "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>"
-    used = claim("all-reduce-fusion", info=info, log=[line], trace=kernels(fused, "ncclDevKernel_AllReduce_Sum"))
+    used = claim("all-reduce-fusion", info=info, log=[line], trace=kernels(
+        *[fused] * 126, *["ncclDevKernel_AllReduce_Sum"] * 2))
     assert used["state"] == "active"
-    assert used["observed"] == "1 kernels in the trace, 1 per step; 1 NCCL all-reduces per step"
+    assert used["observed"] == "126 kernels in the trace, 126 per step; 2 NCCL all-reduces, 2 per step"
     unused = claim("all-reduce-fusion", info=info, log=[line], trace=kernels("ncclDevKernel_AllReduce_Sum"))
     assert (unused["state"], unused["reason"]) == ("inactive", "its kernels are not in the trace")
+
+
+def test_one_kernel_beside_a_step_of_nccl_is_no_use() -> None:
+    """K4-6: what counts is that NCCL has less to do in a step."""
+    for claimed, info, environment, kernel in (
+            ("all-reduce-fusion", {**DUAL, "enable_flashinfer_allreduce_fusion": True}, {}, "allreduce_fusion_kernel"),
+            ("torch-symmetric-memory", {**DUAL, "enable_torch_symm_mem": True}, {}, "two_shot_all_reduce"),
+            ("custom-all-reduce", DUAL, {}, "cross_device_reduce_1stage"),
+            ("pcie-ipc-all-reduce", DUAL, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie_ipc_oneshot")):
+        for own, state in ((1, "fallback"), (126, "fallback"), (127, "active")):
+            seen = kernels(*[kernel] * own, *["ncclDevKernel_AllReduce_Sum_bf16_RING_LL"] * 126)
+            found = claim(claimed, info=info, environment=environment, trace=seen)
+            assert found["state"] == state, (claimed, own)
+        assert found["reason"] == ""
+    few = claim("custom-all-reduce", trace=kernels("cross_device_reduce_1stage", *["ncclKernel_AllReduce_Sum"] * 126))
+    assert few["reason"] == ("NCCL does most of it: 1 kernels in the trace, 1 per step; "
+                             "126 NCCL all-reduces, 126 per step")
 
 
 def test_fusion_that_fell_back() -> None:
@@ -98,10 +119,14 @@ def test_fusion_that_fell_back() -> None:
     assert gap["state"] == "unverified"
 
 
-def test_pcie_ipc_says_so_itself() -> None:
+def test_pcie_ipc_set_up_is_not_yet_used() -> None:
+    """FlashInfer's tuning table may leave every shape of a model to NCCL, in silence."""
     on = {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}
     line = "FlashInfer PCIe-IPC workspace built (world=8, numel=196608)"
-    assert claim("pcie-ipc-all-reduce", version="0.5.23", environment=on, log=[line])["state"] == "active"
+    assert claim("pcie-ipc-all-reduce", version="0.5.23", environment=on, log=[line])["state"] == "unverified"
+    used = claim("pcie-ipc-all-reduce", version="0.5.23", environment=on, log=[line],
+                 trace=kernels("pcie_ipc_allreduce_oneshot"))
+    assert used["state"] == "active"
     back = "FlashInfer PCIe-IPC all-reduce failed: x; reductions stay on NCCL"
     assert claim("pcie-ipc-all-reduce", version="0.5.23", environment=on, log=[line, back])["state"] == "fallback"
     old = claim("pcie-ipc-all-reduce", version="0.5.9", environment=on)
@@ -124,6 +149,16 @@ def test_attention_by_its_kernels() -> None:
     assert claim("attention-backend", info={})["declared"] == "not reported"
     assert claim("attention-backend", info={"attention_backend": "a", "decode_attention_backend": "triton"},
                  trace=kernels("_fwd_grouped_kernel_stage1"))["state"] == "active"
+
+
+def test_the_driver_compiles_too(tmp_path: Path) -> None:
+    """PTX that the driver translates in the window lands in its own cache."""
+    launch = SimpleNamespace(env={name: str(tmp_path / folder) for name, folder in CACHES.items()})
+    block: Any = SimpleNamespace(task=SimpleNamespace(launch=launch))
+    for name in ("cuda", "triton"):
+        (tmp_path / name / "9a" / "f").mkdir(parents=True)
+        (tmp_path / name / "9a" / "f" / "4c1d").touch()
+    assert {Path(found).parents[2].name for found in measure._Measuring._compiled(block)} == {"cuda", "triton"}
 
 
 def test_kernels_compiled_while_measuring() -> None:
