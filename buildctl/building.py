@@ -14,7 +14,7 @@ from buildctl.compose import INDEX_VARIABLE, ChainStage, Composition, ImagePlan
 from buildctl.engine import Baked, Builder, Collision, Engine
 from buildctl.errors import AuditError, Problem, ResourceError
 from buildctl.host import Host
-from buildctl.image_config import KEY_LABEL
+from buildctl.image_config import CHAIN_LABEL, KEY_LABEL
 from buildctl.progress import Mode
 from buildctl.project import Project
 from buildctl.reference import Target, parse
@@ -111,10 +111,9 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
         return Outcome(tuple(present[image.name] for image in wanted), (), None, time.monotonic() - began, None)
 
     record_path = project.work / composition.stack.name / "record.json"
-    # what was built before says nothing of another builder's cache, and is made anew without the cache
-    fresh = request.no_cache or (request.builder is not None and not request.builder.keeps_images)
-    planned = plan.make(composition, [image.name for image in todo], {} if fresh else plan.read_record(record_path))
-    settings = _check_disks(engine, request, planned.disk, say)
+    kept = _chains(engine, request, plan.read_record(record_path))
+    disk = plan.disk(composition, [image.name for image in todo], kept, stages)
+    settings = _check_disks(engine, request, disk, say)
     targets = [*(image.stage for image in todo), *(stage.target for stage in chain)]
     needed = resumed.reached([*(image.stage for image in todo), *(stage.stage for stage in chain)])
     folder = rendering.folder_of(project, composition.stack.name)
@@ -218,6 +217,15 @@ def _present(engine: Engine, image: ImagePlan) -> Built | None:
         if found is None or found.labels.get(KEY_LABEL) != image.key.value:
             return None
     return Built(image, found.digest or found.id, found.size, "present") if found else None
+
+
+def _chains(engine: Engine, request: Request, record: Mapping[str, Any]) -> frozenset[str]:
+    """The chains that need not be built again: those of the last builds here, as far as this engine still has an image
+    of them. An image that was pulled, or the record of another engine, is no cache."""
+    # another builder's cache cannot be seen, and without the cache all is made anew
+    if request.no_cache or (request.builder is not None and not request.builder.keeps_images):
+        return frozenset()
+    return plan.built(record) & {image.labels.get(CHAIN_LABEL, "") for image in engine.images(CHAIN_LABEL)}
 
 
 def _check_disks(engine: Engine, request: Request, needed: int, say: Callable[[str], None]) -> list[str]:

@@ -17,7 +17,7 @@ from buildctl.errors import ManifestError, Problem, UsageError
 from buildctl.fragment import Stage
 from buildctl.host import PROXIES, Host
 from buildctl.image import TOOLS, LayerImage
-from buildctl.image_config import KEY_LABEL, LOCK_LABEL
+from buildctl.image_config import CHAIN_LABEL, KEY_LABEL, LOCK_LABEL
 from buildctl.lock import Lock, Wheel, digest
 from buildctl.manifest import Problems
 from buildctl.project import Project
@@ -381,7 +381,7 @@ def labels_of(stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, str]:
 def _image(stack: Stack, lock: Lock, layer: LayerImage, chain: Key, key: Key, labels: Mapping[str, str],
            revision: str) -> ImagePlan:
     version = version_of(stack, lock, layer)
-    labels = {**labels, KEY_LABEL: key.value, "buildctl.chain": chain.value,
+    labels = {**labels, KEY_LABEL: key.value, CHAIN_LABEL: chain.value,
               "org.opencontainers.image.revision": revision}
     return ImagePlan(layer.name, version, chain, key,
                      (f"{layer.name}:{version}-{stack.tag}", f"{layer.name}:key-{key.value[:16]}"),

@@ -10,6 +10,8 @@ from buildctl.registry import Registry
 
 #: the label that holds an image's content key: two builds with the same key are the same content
 KEY_LABEL = "buildctl.key"
+#: the label that holds the key of the chain below the image's last stages
+CHAIN_LABEL = "buildctl.chain"
 #: the label and annotation that hold the digest of the lock in the image
 LOCK_LABEL = "buildctl.lock"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from buildctl.lock import Wheel
 #: what a layer takes on the builder's disk, in bytes per byte of wheels: the download kept in the cache, the installed
 #: tree with bytecode, and the compressed copy that the image store keeps (docs/decisions.md has the measurement)
 DISK_FACTOR = 6.0
+#: the same for a layer that comes from a registry: no download of wheels
+PULLED_FACTOR = 3.6
 #: the base system, the tools and the entrypoint's environment, whatever the stack
 DISK_FLOOR = 1_500_000_000
 
@@ -53,17 +55,13 @@ class Plan:
     stack: str
     targets: tuple[str, ...]
     changes: tuple[ImageChange, ...]
+    #: bytes that the builder's disk should have free, if it still has what was built here last
+    disk: int
 
     @property
     def todo(self) -> tuple[ImageChange, ...]:
         """The images that are not known to be built."""
         return tuple(change for change in self.changes if change.state != "same")
-
-    @property
-    def disk(self) -> int:
-        """Bytes that the builder's disk should have free."""
-        rebuilt = sum(change.download for change in self.changes if change.chain)
-        return int(DISK_FLOOR + DISK_FACTOR * rebuilt) if self.todo else 0
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`; CI makes its build matrix from it."""
@@ -79,7 +77,37 @@ def make(composition: Composition, images: Iterable[str], record: Mapping[str, A
     """
     wanted = set(images) or {image.name for image in composition.images}
     changes = tuple(_change(image, record.get(image.name)) for image in composition.images if image.name in wanted)
-    return Plan(composition.stack.name, composition.stack.targets, changes)
+    todo = [change.image.name for change in changes if change.state != "same"]
+    return Plan(composition.stack.name, composition.stack.targets, changes, disk(composition, todo, built(record)))
+
+
+def disk(composition: Composition, images: Collection[str], there: Collection[str],
+         resumed: Iterable[str] = ()) -> int:
+    """Bytes that a builder's disk should have free for building images, with what they stand on.
+
+    :param there: keys of chains that the builder has, whatever the image that they belong to.
+    :param resumed: stages that come from a registry, with all that is below them.
+    """
+    if not images:
+        return 0
+    order = composition.images
+    last = max(number for number, image in enumerate(order) if image.name in images)
+    # a chain holds those below it
+    first = max((number + 1 for number, image in enumerate(order) if image.chain.value in there), default=0)
+    # of a stage within a layer it is not known how much of the layer it holds
+    pulled = max((number + (stage == image.name) for stage in resumed for number, image in enumerate(order)
+                  if stage == image.name or stage.startswith(f"{image.name}-")), default=0)
+
+    def bytes_of(begin: int, end: int) -> int:
+        return sum(wheel.size or 0 for image in order[begin:end] for wheel in image.wheels)
+
+    return int(DISK_FLOOR + PULLED_FACTOR * bytes_of(first, min(pulled, last + 1))
+               + DISK_FACTOR * bytes_of(max(first, pulled), last + 1))
+
+
+def built(record: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of the chains that the last builds made."""
+    return frozenset(str(entry.get("chain")) for entry in record.values() if isinstance(entry, dict))
 
 
 def _change(image: ImagePlan, before: Mapping[str, Any] | None) -> ImageChange:

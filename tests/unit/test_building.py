@@ -40,6 +40,9 @@ class KnownEngine(Engine):
     def image(self, reference: str) -> LocalImage | None:
         return self.there.get(reference)
 
+    def images(self, label: str) -> list[LocalImage]:
+        return [image for image in self.there.values() if label in image.labels]
+
     def bake(self, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
         self.baked.append({"folder": folder, "targets": list(targets), "log": log, **rest})
         assert (folder / "Dockerfile").is_file()
@@ -48,7 +51,7 @@ class KnownEngine(Engine):
             if image.stage not in targets:
                 continue
             digests[image.stage] = f"sha256:{image.name}"
-            labels: Mapping[str, str] = {"buildctl.key": self.key or image.key.value}
+            labels: Mapping[str, str] = {**image.labels, "buildctl.key": self.key or image.key.value}
             for tag in image.tags:
                 self.there[tag] = LocalImage("sha256:id", f"sha256:{image.name}", labels, 100, image.tags)
         return Baked(BuildRecord((), 3, 2, 1.0), digests)
@@ -179,6 +182,9 @@ class NoEngine(KnownEngine):
     def image(self, reference: str) -> LocalImage | None:
         raise AssertionError
 
+    def images(self, label: str) -> list[LocalImage]:
+        raise AssertionError
+
 
 def test_a_builder_that_pushes_by_itself_needs_no_engine(parts: tuple[Project, Composition, KnownEngine]) -> None:
     project, composition, _ = parts
@@ -232,6 +238,43 @@ def test_the_disk_is_checked_where_the_build_runs(parts: tuple[Project, Composit
         attempt(Request(builder=FAR, no_cache=True))
     assert [problem.where for problem in error.value.problems] == ["builder far (BUILDCTL_FREE_DISK)",
                                                                   "/var/lib/docker"]
+
+
+def test_the_disk_is_that_for_what_this_engine_lacks(parts: tuple[Project, Composition, KnownEngine]) -> None:
+    """After `docker system prune -a`, or with another engine, the record of the last build says nothing."""
+    project, composition, engine = parts
+    layer = {"cuda": 0, "torch": 2 * 10**9, "sglang": 2 * 10**9}  # bytes of wheels
+
+    def needed(*images: str) -> int:
+        """The disk that a build asks for, by a disk that is too small."""
+        engine.free = 0
+        with pytest.raises(ResourceError) as error:
+            build((project, composition, engine), Request(images))
+        engine.free = None
+        return round(float(error.value.problems[0].expected.split()[1]) * 1e9)
+
+    def gigabytes(*layers: str) -> int:
+        return round((plan.DISK_FLOOR + plan.DISK_FACTOR * sum(layer[name] for name in layers)) / 1e8) * 10**8
+
+    wheels = tuple(replace(wheel, size=10**9) for wheel in composition.lock.wheels)
+    composition = replace(composition, images=tuple(
+        replace(image, wheels=tuple(one for one in wheels if one.layer == image.name)) for image in composition.images))
+    engine.composition = composition
+    whole = gigabytes("cuda", "torch", "sglang")
+    assert needed() == whole
+    # an image brings what lies below it
+    assert (needed("sglang"), needed("torch"), needed("cuda")) == (whole, gigabytes("torch"), gigabytes("cuda"))
+    build((project, composition, engine))
+    engine.there = {tag: image for tag, image in engine.there.items() if not tag.startswith("cuda")}
+    assert needed() == plan.DISK_FLOOR  # its layers are below those that are there
+    engine.there = {tag: image for tag, image in engine.there.items() if tag.startswith("torch")}
+    assert needed("sglang") == gigabytes("sglang")
+    # pulled, or built from another checkout: no cache that is known of
+    (project.work / "small" / "record.json").unlink()
+    assert needed("sglang") == whole
+    build((project, composition, engine))
+    engine.there.clear()
+    assert needed() == whole
 
 
 def test_a_build_that_another_one_got_in_the_way_of_is_done_again(

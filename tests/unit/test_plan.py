@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from buildctl import plan
 from buildctl.compose import compose
 from tests.unit.projects import ready
@@ -35,6 +37,21 @@ def test_a_plan_says_what_changed_and_why(tmp_path: Path) -> None:
     assert [(change.state, change.chain, change.reasons) for change in entry.changes] == [
         ("changed", False, ("stage entrypoint",))]
     assert entry.disk == plan.DISK_FLOOR
+    # an image brings what lies below it: four wheels of 1,000 bytes
+    assert plan.make(composition, ["sglang"], {}).disk == plan.DISK_FLOOR + 6 * 4000
+    assert plan.make(composition, ["torch"], {}).disk == plan.DISK_FLOOR + 6 * 2000
+
+
+@pytest.mark.parametrize(("resumed", "built", "pulled"), [
+    ((), 4000, 0), (("torch",), 2000, 2000), (("sglang-unpatched", "tools"), 2000, 2000), (("sglang",), 0, 4000),
+    (("cuda-system",), 4000, 0)])
+def test_what_comes_from_a_registry_takes_less_disk(tmp_path: Path, resumed: tuple[str, ...], built: int,
+                                                    pulled: int) -> None:
+    composition = compose(*ready(tmp_path), NO_HOST)
+    wanted = int(plan.DISK_FLOOR + plan.DISK_FACTOR * built + plan.PULLED_FACTOR * pulled)
+    assert plan.disk(composition, ["sglang"], (), resumed) == wanted
+    torch = [image.chain.value for image in composition.images if image.name == "torch"]
+    assert plan.disk(composition, ["torch"], torch, resumed) == plan.DISK_FLOOR
 
 
 def test_a_plan_as_json(tmp_path: Path) -> None:
