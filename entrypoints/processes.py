@@ -106,16 +106,23 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def reap_orphans(session: int) -> None:
-    """Read the status of ended orphans of a session that became our children; its leader is left to its owner."""
+def reap_orphans(session: int, others: Collection[int] = ()) -> None:
+    """Read the status of ended orphans that became our children: those of a session, and of sessions of their own.
+
+    By the rule of `family`: what is neither in our session nor in one of `others` was orphaned by a server. A session's
+    leader is left to its owner.
+    """
+    mine, known = os.getpid(), {os.getsid(0), *others} - {session}
+
+    def adopted(one: Process) -> bool:
+        return one.parent == mine and one.pid != session and one.session not in known and not one.alive
+
     with contextlib.suppress(OSError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             one = read(ended.si_pid)
-            if one is None or one.session != session or one.pid == session:
+            if one is None or not adopted(one):
                 # a child that somebody else will ask for is reported first, again and again: look past it
-                mine = os.getpid()
-                reap(pid for pid, other in everyone().items()
-                     if other.parent == mine and other.session == session and pid != session and not other.alive)
+                reap(pid for pid, other in everyone().items() if adopted(other))
                 return
             os.waitpid(one.pid, os.WNOHANG)
 

@@ -240,7 +240,7 @@ class Server:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.5
-            processes.reap_orphans(self.pid)
+            processes.reap_orphans(self.pid, _sessions - {self.pid})
             if not self._settled:
                 self.look()
         gone = tuple(f"{self._required[pid].name} (pid {pid})" if pid in self._required else f"server (pid {pid})"

@@ -15,7 +15,7 @@ Script, all optional:
   port         listen on this port instead
   workers      sglang:: processes (default 2: scheduler and detokenizer)
   grandchildren  processes of the scheduler that end at once
-  adrift       processes that lose their parent and then end
+  adrift       processes that lose their parent, every second one also the session, and then end
   orphan       true: one process of its own session that survives its parent
   ignore_term  true
   then         steps after the port is due, in order: ["after", s] | ["log", text] | ["exit", status] |
@@ -188,10 +188,12 @@ def worker(name: str, script: dict[str, Any]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             time.sleep(3600)
-    for _ in range(script.get("adrift", 0) if "sched" in name else 0):
+    for number in range(script.get("adrift", 0) if "sched" in name else 0):
         middle = os.fork()
         if middle == 0:
             if os.fork() == 0:
+                if number % 2:
+                    os.setsid()
                 time.sleep(0.2)
             os._exit(0)
         os.waitpid(middle, 0)

@@ -119,11 +119,13 @@ def test_an_orphan_of_another_session_is_found_after_its_parent_died(tmp_path: P
 
 
 @pytest.mark.parametrize("neighbour", [False, True])
-def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path, neighbour: bool) -> None:
-    """K6-1: as their new parent we read their status, even behind an ended child that somebody else will ask for."""
+def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              neighbour: bool) -> None:
+    """K6-1: as their new parent we read their status, even behind an ended child that somebody else will ask for, and
+    of those that left the session as well."""
     def defunct() -> list[processes.Process]:
         return [member for member in processes.everyone().values()
-                if member.parent == os.getpid() and member.session == one.pid and not member.alive]
+                if member.parent == os.getpid() and not member.alive and (other is None or member.pid != other.pid)]
 
     other = subprocess.Popen(["true"]) if neighbour else None
     with server(tmp_path, adrift=5) as one:
@@ -134,6 +136,10 @@ def test_orphans_that_end_do_not_stay_defunct(tmp_path: Path, neighbour: bool) -
             seen = max(seen, len(defunct()))
             one.wait(0.02)
         assert not defunct()
+        if not neighbour:  # nobody left to look past: the table of all processes is not read
+            monkeypatch.setattr(processes, "everyone", lambda: pytest.fail("read all of /proc"))
+            processes.reap_orphans(one.pid)
+            monkeypatch.undo()
     if other is not None:
         assert other.wait(10) == 0, "its status was left to its owner"
 
