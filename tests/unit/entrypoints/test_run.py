@@ -218,7 +218,7 @@ def test_a_run_that_can_bring_no_verdict_any_more_ends(bench: Bench, monkeypatch
     _, result = bench.go(BASE | FAST, SPEC | FAST | {"tau": 1.0}, pairs=0)
     assert {block["pair"] for block in result["blocks"]} == {0}
     assert "no verdict can come of this run any more: eagle3: accept length 1.00" in bench.err.getvalue()
-    _, result = bench.go(BASE | FAST | {"error_after": 5}, SPEC | FAST | {"error_after": 5}, pairs=3)
+    _, result = bench.go(BASE | FAST | {"error_after": 5}, SPEC | FAST | {"error_after": 5}, pairs=3, passes=2)
     assert [block["validity"]["ok"] for block in result["blocks"]] == [True], "a failed request is never made good"
 
 
