@@ -20,6 +20,8 @@ from typing import Any
 import h11
 import numpy as np
 
+from entrypoints.generation import Generation
+
 #: names of the per-request counts in `meta_info`, newest first (SGLang 0.5.23, then 0.5.9)
 ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
 PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
@@ -194,28 +196,21 @@ def record(job: Job, raw: Raw, origin: float) -> dict[str, Any]:
 
 
 def _fill(line: dict[str, Any], job: Job, response: Response, t_send: float, origin: float) -> None:
-    meta: Mapping[str, Any] = {}
-    ids: list[int] = []
+    made = Generation()
     seen, chunks, done = 0, [], False
     for moment, data in events(response):
         if data == b"[DONE]":
             done = True
             break
-        message = json.loads(data)
-        if "error" in message:
-            raise ValueError(f"error in the stream: {message['error']}")
-        meta = message.get("meta_info") or {}
-        total = meta.get("completion_tokens")
-        if not isinstance(total, int):
+        made.add(json.loads(data))
+        if made.total is None:
             raise ValueError("contract: meta_info.completion_tokens is absent from the stream")
-        part = message.get("output_ids") or []
-        # cumulative without --incremental-streaming-output, only the new ones with it
-        ids = list(part) if len(part) == total else ids + list(part)
-        if total > seen:
-            chunks.append((moment, total))
-            seen = total
+        if made.total > seen:
+            chunks.append((moment, made.total))
+            seen = made.total
     if not chunks:
         raise ValueError("the stream brought no tokens")
+    meta, ids = made.meta, made.ids
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, Mapping) else reason
     line.update(
@@ -235,18 +230,15 @@ def _fill(line: dict[str, Any], job: Job, response: Response, t_send: float, ori
 
 def answer(raw: Raw) -> str:
     """The whole text of a streamed answer. Raises `ValueError` when there is none or it did not end."""
-    text, done = "", False
+    made, done = Generation(), False
     for _, data in events(parse(raw)):
         if data == b"[DONE]":
             done = True
             break
-        message = json.loads(data)
-        part, total = message.get("text") or "", (message.get("meta_info") or {}).get("completion_tokens")
-        # cumulative without --incremental-streaming-output, as the ids are
-        text = part if len(message.get("output_ids") or []) == total else text + part
+        made.add(json.loads(data))
     if not done:
         raise ValueError("the stream ended without [DONE]")
-    return text
+    return made.text
 
 
 def ids_digest(ids: Sequence[int]) -> str:

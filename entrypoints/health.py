@@ -17,7 +17,7 @@ from typing import Any
 
 from entrypoints import probe
 from entrypoints.errors import CannotWrite, Problem
-from entrypoints.probe import NoAnswer
+from entrypoints.probe import Address, NoAnswer
 
 #: a heartbeat older than this is a runner that hangs, seconds
 STALE = 60.0
@@ -62,13 +62,16 @@ def check() -> tuple[bool, str]:
         return False, "no runner here: this container was not started with serve or benchmark"
     age = time.time() - float(state["time"])
     if state["mode"] == "serve" and state["phase"] == "serving":
+        address = Address(int(state["port"]), state.get("host", ""), state.get("tls", False))
         try:
-            answer = probe.ask(int(state["port"]), "/health")
+            answer = probe.ask(address, "/health")
         except NoAnswer as trouble:
-            return False, f"/health on port {state['port']}: {trouble}"
-        return answer.status == 200, f"/health on port {state['port']} says {answer.status}"
+            return False, f"/health on {address}: {trouble}"
+        return answer.status == 200, f"/health on {address} says {answer.status}"
     if age > STALE:
         return False, f"no heartbeat for {age:.0f} s, last phase: {state['phase']}"
     if state["mode"] == "serve" and state["phase"] == "starting":
         return False, "serve: starting, not ready yet"
+    if state["mode"] == "serve" and state["phase"] == "deaf":
+        return False, "serve: its port is no longer open"
     return True, f"{state['mode']}: {state['phase']}"

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, processes, prompts, task, telemetry, trace
-from entrypoints.command import CACHES, is_secret
+from entrypoints.command import CACHES
 from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
-from entrypoints.plan import Arm, flags_of, resolved
+from entrypoints.plan import Arm, resolved
 from entrypoints.probe import NoAnswer
-from entrypoints.readiness import Expect, asked, differences, wait_ready
+from entrypoints.readiness import Expect, changed, wait_ready
 from entrypoints.supervise import Launch, Server, StopReport
 
 FLUSH_TRIES = 8
@@ -108,9 +108,7 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
         record["contract"] = (ready.evidence.get("contract") or {}).get("missing", [])
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
-        single = {name: value for name, value in asked(task.launch.argv).items()
-                  if not is_secret(name) and " " not in flags_of(task.launch.argv).get(name.replace("_", "-"), "")}
-        record["changed_arguments"] = differences(single, ready.server_info)
+        record["changed_arguments"] = changed(task.launch.argv, ready.server_info)
         measuring = _Measuring(task, server, outcome, save, say)
         with sampler:
             measuring.all(on_ready, between)

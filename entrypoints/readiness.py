@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from entrypoints import contract, health, models, probe, processes, telemetry
+from entrypoints.command import is_secret
 from entrypoints.errors import NotReady
-from entrypoints.probe import NoAnswer
+from entrypoints.generation import Generation
+from entrypoints.probe import Address, NoAnswer
 from entrypoints.supervise import Server
 
 #: tokens of the completion that proves readiness, and how many of them must come
@@ -24,6 +27,8 @@ PROBE_TOKENS, MINIMUM_TOKENS = 32, 16
 #: share of different neighbouring pairs below which text counts as one thing repeated
 MINIMUM_VARIETY = 0.2
 PROBE_TEXT = "The capital city of France is"
+#: for a server without a tokenizer; SGLang's own warm-up asks with ids like these
+PROBE_IDS = (10, 11, 12, 13)
 #: how long a healthy server may give wrong answers before we stop asking, seconds from the first one on
 PATIENCE = 60.0
 #: less reading than this, or less growth, is waiting and not loading
@@ -31,6 +36,11 @@ LOAD_BYTES, GROWTH_BYTES = 4 * 2**20, 32 * 2**20
 _PAUSE = 0.1
 #: our own questions show in the server's log: no progress of its own
 _OUR_QUESTIONS = re.compile(r'"(GET|POST) /(health|ready|model_info|server_info|get_server_info|generate)\S* HTTP')
+#: what must be as asked, beside everything that begins with `speculative_`
+IDENTITY = frozenset({"port", "device", "random_seed", "quantization"})
+#: what SGLang may resolve to something else by itself (NEXTN becomes EAGLE, one draft path sets the draft tokens)
+RESOLVED = frozenset({"speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk",
+                      "speculative_num_draft_tokens", "quantization"})
 #: flags that name model files
 MODELS = ("model_path", "model", "speculative_draft_model_path", "speculative_draft_model", "tokenizer_path")
 T = TypeVar("T")
@@ -44,6 +54,8 @@ class Expect:
     model: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     api_key: str = ""
+    #: where to ask it; None: on the port of its launch, over the loopback
+    address: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -57,36 +69,53 @@ class Ready:
 
 def wait_ready(server: Server, expect: Expect, *, stall: float, deadline: float | None = None,
                on_progress: Callable[[str], None] = lambda _line: None, patience: float = PATIENCE,
-               mode: str = "benchmark") -> Ready:
+               mode: str = "benchmark", in_time: Callable[[], None] = lambda: None) -> Ready:
     """Wait until the server serves; bounded by progress (`stall` seconds without any) and not by one wall clock.
 
     Raises `ServerDied`, or `NotReady` for a stall, a deadline or wrong answers, each with a diagnosis. `on_progress`
-    gets one short line for each step forward; the heartbeat is kept up, for `mode`.
+    gets one short line for each step forward; the heartbeat is kept up, for `mode`. `in_time` is called all the while
+    and may raise.
     """
-    watch = _Watch(server, stall, deadline, on_progress, mode)
-    port = server.launch.port
-    listener = _until(watch, "its port opens", lambda: _own_listener(server))
-    watch.say(f"port {port} open, held by pid {listener}")
-    endpoint = _until(watch, "it reports health", lambda: _healthy(port, watch, expect.api_key))
+    watch = _Watch(server, expect, stall, deadline, on_progress, mode, in_time)
+    listener = _opened(watch)
+    endpoint = _until(watch, "it reports health", lambda: _healthy(watch))
     watch.say(f"/{endpoint} says 200")
 
     watch.patience = min(stall, patience)
-    info = _until(watch, "it describes itself", lambda: _server_info(port, watch, expect.api_key))
+    info = _until(watch, "it describes itself", lambda: _server_info(watch))
     _require_match(server, expect, info)
-    completion = _until(watch, "it completes a prompt with sane text",
-                        lambda: _complete(port, watch, expect.api_key))
-    watch.say(f"completed a prompt: {completion['tokens']} tokens")
-    missing = _contract(port, watch, expect.api_key, info, completion.pop("meta_info"))
+    what, question = _question(watch, info)
+    completion = _until(watch, what, question)
+    watch.say(_answered(completion))
+    meta_info = completion.pop("meta_info", None)
+    missing = _contract(watch, info, meta_info)
     if missing:
         watch.say("this SGLang lacks what we use: " + "; ".join(
             f"{one['name']} (unavailable: {', '.join(one['consumers'])})" for one in missing))
     server.settle()
     server.check()
-    evidence = {"pid": server.pid, "port": port, "listener_pid": listener, "health": f"/{endpoint}",
+    evidence = {"pid": server.pid, "port": watch.address.port, "listener_pid": listener, "health": f"/{endpoint}",
                 "completion": completion, "steps": watch.steps,
                 "contract": {"version": server.version, "missing": missing},
                 "unchecked": sorted(set(expect.arguments) - set(info))}
     return Ready(seconds=time.monotonic() - server.started, evidence=evidence, server_info=info)
+
+
+def wait_listening(server: Server, *, stall: float, deadline: float | None = None,
+                   on_progress: Callable[[str], None] = lambda _line: None, mode: str = "serve") -> None:
+    """Wait until the server's own listener is open, and no further: for servers that speak no HTTP that we know.
+
+    Raises as `wait_ready`.
+    """
+    _opened(_Watch(server, Expect(""), stall, deadline, on_progress, mode, lambda: None))
+    server.settle()
+    server.check()
+
+
+def listening(server: Server) -> bool:
+    """Whether a process of the server's own still listens on its port."""
+    inodes = processes.listeners().get(server.launch.port) or set()
+    return any(inodes & processes.socket_inodes(one.pid) for one in server.look()) if inodes else False
 
 
 def asked(argv: Sequence[str]) -> dict[str, Any]:
@@ -104,10 +133,34 @@ def asked(argv: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def key_of(argv: Sequence[str]) -> str:
+    """The key that a server started so asks for, "" for none; SGLang takes every beginning of the flag's name."""
+    return next((str(value) for name, value in asked(argv).items() if name and "api_key".startswith(name)), "")
+
+
 def differences(wanted: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:
     """«key: asked X, server says Y» for every key that the server reports with another value."""
     return [f"{key}: asked {value}, server says {info[key]}" for key, value in wanted.items()
             if key in info and not _same(value, info[key])]
+
+
+def identity(argv: Sequence[str]) -> dict[str, Any]:
+    """What a server must say about itself to be the one that was started.
+
+    Other arguments may be resolved to something else; they are compared between the arms, and changes are noted.
+    """
+    return {name: value for name, value in asked(argv).items() if name.startswith("speculative_") or name in IDENTITY}
+
+
+def changed(argv: Sequence[str], info: Mapping[str, Any]) -> list[str]:
+    """`differences` of a whole command line: what the server made of its flags. Lists and secrets are left out."""
+    words, single = list(argv), {}
+    for name, value in asked(argv).items():
+        spelt = [index for index, word in enumerate(words) if word == "--" + name.replace("_", "-")]
+        many = any(not word.startswith("--") for index in spelt for word in words[index + 2:index + 3])
+        if not many and not is_secret(name):
+            single[name] = value
+    return differences(single, info)
 
 
 def is_sane(tokens: Sequence[object]) -> bool:
@@ -121,9 +174,12 @@ def is_sane(tokens: Sequence[object]) -> bool:
 class _Watch:
     """Looks at the server while something is awaited, and knows when it last moved."""
 
-    def __init__(self, server: Server, stall: float, deadline: float | None,
-                 on_progress: Callable[[str], None], mode: str) -> None:
+    def __init__(self, server: Server, expect: Expect, stall: float, deadline: float | None,
+                 on_progress: Callable[[str], None], mode: str, in_time: Callable[[], None]) -> None:
         self.server = server
+        self.address = expect.address or Address(server.launch.port)
+        self.api_key = expect.api_key
+        self.in_time = in_time
         self.mode = mode
         self.stall = stall
         self.end = server.started + deadline if deadline else None
@@ -145,9 +201,14 @@ class _Watch:
         self.steps[step] = round(self._moved - self.server.started, 3)
         self.on_progress(step)
 
+    def ask(self, path: str, payload: Any = None) -> probe.Answer:
+        """A question to the server, which is looked at meanwhile. Raises `NoAnswer`, and as `tick` does."""
+        return probe.ask(self.address, path, payload, api_key=self.api_key, while_waiting=self.tick)
+
     def tick(self) -> None:
         """Raise when the server is dead, or stalled, or out of time."""
         self.server.check()
+        self.in_time()
         health.beat("starting", self.mode)
         now = time.monotonic()
         if now >= self._next:
@@ -212,12 +273,20 @@ def _until(watch: _Watch, awaited: str, question: Callable[[], T | None]) -> T:
         watch.tick()
         try:
             if (answer := question()) is not None:
+                watch.limit, watch.last_trouble = None, ""
                 return answer
         except NoAnswer as trouble:
             watch.last_trouble = str(trouble)
             if watch.patience is not None and watch.limit is None:
                 watch.limit = time.monotonic() + watch.patience
         time.sleep(_PAUSE)
+
+
+def _opened(watch: _Watch) -> int:
+    """Wait for the port; the pid that listens."""
+    listener = _until(watch, "its port opens", lambda: _own_listener(watch.server))
+    watch.say(f"port {watch.server.launch.port} open, held by pid {listener}")
+    return listener
 
 
 def _own_listener(server: Server) -> int | None:
@@ -233,10 +302,10 @@ def _own_listener(server: Server) -> int | None:
                                    "end that process, or use another port", "foreign-listener"))
 
 
-def _healthy(port: int, watch: _Watch, api_key: str) -> str | None:
+def _healthy(watch: _Watch) -> str | None:
     """Name of the endpoint that says so: `/ready` (SGLang 0.5.20 and later) answers at once, `/health` takes 1 s."""
     for endpoint in ("ready", "health"):
-        answer = probe.ask(port, f"/{endpoint}", api_key=api_key, while_waiting=watch.tick)
+        answer = watch.ask(f"/{endpoint}")
         if answer.status == 200:
             return endpoint
         watch.last_trouble = f"/{endpoint} says {answer.status}"
@@ -245,11 +314,13 @@ def _healthy(port: int, watch: _Watch, api_key: str) -> str | None:
     return None
 
 
-def _server_info(port: int, watch: _Watch, api_key: str) -> Mapping[str, Any]:
+def _server_info(watch: _Watch) -> Mapping[str, Any]:
     for path in ("/server_info", "/get_server_info"):
-        answer = probe.ask(port, path, api_key=api_key, while_waiting=watch.tick)
+        answer = watch.ask(path)
         if answer.status == 404:
             continue
+        if answer.status in {401, 403}:
+            raise NoAnswer(f"{path} says {answer.status}: the server wants another key than the one it was given")
         info = answer.json()
         if answer.status == 200 and isinstance(info, dict):
             return info
@@ -269,48 +340,106 @@ def _require_match(server: Server, expect: Expect, info: Mapping[str, Any]) -> N
                                        "other-server"))
 
 
-def _complete(port: int, watch: _Watch, api_key: str) -> dict[str, Any]:
+def _question(watch: _Watch, info: Mapping[str, Any]) -> tuple[str, Callable[[], dict[str, Any] | None]]:
+    """What this kind of server must do to prove that it works, in words and as a question."""
+    if str(info.get("disaggregation_mode") or "null") != "null":
+        return "it generates a token for its own health request", lambda: _generates(watch)
+    if info.get("is_embedding") or not _until(watch, "it describes its model", lambda: _generation(watch)):
+        return "it embeds a text", lambda: _embedding(watch)
+    prompt: dict[str, Any] = {"text": PROBE_TEXT}
+    if info.get("skip_tokenizer_init"):
+        prompt = {"input_ids": list(PROBE_IDS)}
+    return "it completes a prompt with sane text", lambda: _complete(watch, prompt)
+
+
+def _answered(found: Mapping[str, Any]) -> str:
+    """One line of progress: what was proved, and what was not."""
+    unproved = f"; not proved: {found['unproved']}" if "unproved" in found else ""
+    if "dimensions" in found:
+        return f"embedded a text: {found['dimensions']} numbers"
+    if "tokens" in found:
+        return f"completed a prompt: {found['tokens']} tokens{unproved}"
+    return f"{found['endpoint']} says {found['status']}{unproved}"
+
+
+def _generation(watch: _Watch) -> bool:
+    """Whether the model generates; one that makes embeddings or scores can say so where no flag does."""
+    answer = watch.ask("/model_info")
+    table = answer.json() if answer.status == 200 else {}
+    return not isinstance(table, dict) or table.get("is_generation") is not False
+
+
+def _generates(watch: _Watch) -> dict[str, Any] | None:
+    """Half of a disaggregated pair completes no prompt alone; its health request passes through its scheduler."""
+    answer = watch.ask("/health_generate")
+    if answer.status != 200:
+        raise NoAnswer(f"/health_generate says {answer.status}")
+    return {"endpoint": "/health_generate", "status": 200,
+            "unproved": "text, which prefill and decode only bring together"}
+
+
+def _embedding(watch: _Watch) -> dict[str, Any]:
+    """One embedding (or score) of finite numbers; a model with an endpoint of its own refuses the question."""
+    answer = watch.ask("/encode", {"text": PROBE_TEXT})
+    if 400 <= answer.status < 500 and answer.status not in {401, 403}:
+        return {"endpoint": "/encode", "status": answer.status,
+                "unproved": "an answer, for which this kind of model has another endpoint"}
+    found = answer.json()
+    vector = found.get("embedding") if isinstance(found, dict) else None
+    numbers = vector if isinstance(vector, list) else [vector]
+    if answer.status != 200 or not numbers or not all(isinstance(one, int | float) and math.isfinite(one)
+                                                      for one in numbers):
+        raise NoAnswer(f"/encode says {answer.status} with no embedding but {answer.body[:60]!r}")
+    return {"endpoint": "/encode", "dimensions": len(numbers)}
+
+
+def _complete(watch: _Watch, prompt: Mapping[str, Any]) -> dict[str, Any]:
     """One streamed greedy completion. Raises `NoAnswer` when it is cut short, an error, or no text.
 
-    Its first token may take as long as the server moves: kernels are compiled for it.
+    Its first token may take as long as the server moves: kernels are compiled for it. What follows ids that mean
+    nothing may well repeat itself, so only text is judged.
     """
-    payload = {"text": PROBE_TEXT, "stream": True,
+    payload = {**prompt, "stream": True,
                "sampling_params": {"temperature": 0.0, "max_new_tokens": PROBE_TOKENS, "ignore_eos": True}}
     begin = time.monotonic()
-    events, last, done = 0, {}, False
-    for data in probe.stream(port, "/generate", payload, silence=None, api_key=api_key, while_waiting=watch.tick):
+    made, events, done = Generation(), 0, False
+    for data in probe.stream(watch.address, "/generate", payload, silence=None, api_key=watch.api_key,
+                             while_waiting=watch.tick):
         if data == "[DONE]":
             done = True
             break
         try:
-            last = json.loads(data)
+            message = json.loads(data)
         except ValueError:
             raise NoAnswer(f"/generate streams something that is not JSON: {data[:60]!r}") from None
-        if "error" in last:
-            raise NoAnswer(f"/generate says {last['error']}")
+        try:
+            made.add(message)
+        except ValueError as error:
+            raise NoAnswer(f"/generate: {error}") from None
         events += 1
-    text = str(last.get("text", ""))
-    tokens = last.get("output_ids") or text.split()
-    meta_info = last.get("meta_info") or {}
-    count = meta_info.get("completion_tokens", len(tokens))
+    text = made.text
+    tokens: Sequence[object] = made.ids or text.split()
+    count = len(tokens) if made.total is None else made.total
     if not done or count < MINIMUM_TOKENS:
         raise NoAnswer(f"/generate ended after {count} tokens, {'complete' if done else 'cut off'}")
+    found = {"endpoint": "/generate", "tokens": count, "events": events,
+             "seconds": round(time.monotonic() - begin, 3), "text": text[:200], "meta_info": made.meta}
+    if "text" not in prompt:
+        return {**found, "unproved": "sane text, as the server has no tokenizer"}
     if not is_sane(tokens):
         raise NoAnswer(f"/generate gives no text but {text[:60]!r}")
-    return {"tokens": count, "events": events, "seconds": round(time.monotonic() - begin, 3), "text": text[:200],
-            "meta_info": meta_info}
+    return found
 
 
-def _contract(port: int, watch: _Watch, api_key: str, info: Mapping[str, Any],
-              meta_info: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _contract(watch: _Watch, info: Mapping[str, Any], meta_info: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """What contract.toml names and this server does not have. A list of endpoints is judged when it gives one."""
     conditions = {"speculative"} if info.get("speculative_algorithm") else set()
     paths = metrics = None
     try:
-        answer = probe.ask(port, "/openapi.json", api_key=api_key, while_waiting=watch.tick)
+        answer = watch.ask("/openapi.json")
         paths = set(answer.json()["paths"]) if answer.status == 200 else None
         if info.get("enable_metrics"):
-            answer = probe.ask(port, "/metrics", api_key=api_key, while_waiting=watch.tick)
+            answer = watch.ask("/metrics")
             if answer.status == 200:
                 conditions.add("metrics")
                 metrics = {line.partition("{")[0].partition(" ")[0] for line in answer.body.decode().splitlines()}

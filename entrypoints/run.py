@@ -47,7 +47,7 @@ from entrypoints.errors import (
     Terminated,
 )
 from entrypoints.image import Image
-from entrypoints.readiness import Expect, asked
+from entrypoints.readiness import Expect, identity, key_of
 from entrypoints.settings import Settings
 from entrypoints.supervise import Launch, StopReport, free_port
 
@@ -381,12 +381,13 @@ class Runner:
         self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
         launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
                         log=self.folder / f"server-{index:02}-{name}.log", port=port)
-        expect = Expect(model=self.settings.model, api_key=self.settings.api_key, arguments=_identity(launch.argv))
+        key = key_of(launch.argv) or self.settings.api_key
+        expect = Expect(model=self.settings.model, api_key=key, arguments=identity(launch.argv))
         job = measure.Task(
             index=index, slot=slot, pair=pair, arm=arm, launch=launch, expect=expect, plan=self.plan, pack=self.pack,
             render=self._render,
             origin=self.origin, stall=self.settings.stall_seconds, ready_seconds=self.settings.ready_seconds or None,
-            grace=self.settings.grace_seconds, api_key=self.settings.api_key,
+            grace=self.settings.grace_seconds, api_key=key,
             forks=self._forks() if arm is self.arms[0] else (), patches=self.image.patches,
             trace=self._trace_folder(index, name), problems=self._problems(name))
         requests = self.folder / records.REQUESTS
@@ -559,15 +560,6 @@ def _short(problem: Problem) -> str:
     """One line of a report: where, what, found."""
     found = problem.found.splitlines()[0] if problem.found else ""
     return ": ".join(part for part in (problem.where, problem.what, found) if part)
-
-
-def _identity(argv: Sequence[str]) -> dict[str, Any]:
-    """What a server must say about itself to be the one that was started.
-
-    Other arguments may be resolved to something else; they are compared between the arms, and changes are noted.
-    """
-    return {name: value for name, value in asked(argv).items()
-            if name.startswith("speculative_") or name in {"port", "device", "random_seed", "quantization"}}
 
 
 def resumed(now: Settings, context: Mapping[str, Any]) -> Settings:

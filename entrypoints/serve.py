@@ -9,20 +9,32 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from entrypoints import health, probe, version
 from entrypoints.command import given_flags, mask, secrets, server_argv, server_environment
 from entrypoints.errors import BadConfig, CannotWrite, Problem
 from entrypoints.image import Image
 from entrypoints.logfile import PassThrough
-from entrypoints.probe import NoAnswer
-from entrypoints.readiness import Expect, asked, wait_ready
+from entrypoints.probe import Address, NoAnswer
+from entrypoints.readiness import (
+    RESOLVED,
+    Expect,
+    asked,
+    changed,
+    identity,
+    key_of,
+    listening,
+    wait_listening,
+    wait_ready,
+)
 from entrypoints.settings import Settings, suggestion
 from entrypoints.supervise import Launch, Server
 
 #: seconds that memory of a dead server is waited for; a neighbour's on the same GPU must not delay a restart
 RELEASE = 15.0
-_EVERYWHERE = frozenset({"0.0.0.0", "127.0.0.1", "localhost", "::", ""})  # noqa: S104 - compared, not bound
+#: flags of servers that speak no HTTP that we know, and what they speak
+_OTHER_TONGUES = {"grpc_mode": "gRPC", "smg_grpc_mode": "gRPC", "encoder_only": "the encoder's own protocol"}
 
 
 def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
@@ -36,40 +48,65 @@ def run(settings: Settings, image: Image, environ: Mapping[str, str]) -> int:
         os.execve(argv[0], argv, environment)  # noqa: S606
     said = asked(argv)
     prepare_cache(Path(settings.cache) / image.short_key)
-    port = int(said["port"])
-    launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=port)
-    print(f"entrypoint: {' '.join(mask(argv))}", file=sys.stderr, flush=True)
+    address = Address.of(str(said.get("host", "")), int(said["port"]), tls="ssl_certfile" in said)
+    launch = Launch(argv=argv, env=environment, cwd=Path(tempfile.gettempdir()), log=Path("stdout"), port=address.port)
+    _say(" ".join(mask(argv)))
     server = Server(launch, grace=settings.grace_seconds, version=version.of(image), log=PassThrough(secrets(argv)),
                     patience=RELEASE)
     server.start()
     try:
-        if _can_be_asked(said):
-            expect = Expect(str(said.get("model_path") or said.get("model") or ""),
-                            api_key=str(said.get("api_key") or ""))
-            ready = wait_ready(server, expect, stall=settings.stall_seconds, deadline=settings.ready_seconds or None,
-                               mode="serve", on_progress=lambda step: print(f"entrypoint: {step}", file=sys.stderr))
-            print(f"entrypoint: ready after {ready.seconds:.1f} s", file=sys.stderr, flush=True)
-            server.doubt = functools.partial(_answers, port)
-        health.beat("serving" if _can_be_asked(said) else "supervising", "serve", port=port)
+        phase = _wait(server, settings, said, address)
+        _beat(server, phase, address)
         while True:
             server.wait(1.0)
-            if not _can_be_asked(said):
-                health.beat("supervising", "serve", port=port)
+            if phase != "serving":
+                _beat(server, phase, address)
     finally:
         # all of the grace time, also when we are being stopped: requests in flight are somebody's
         for left in server.stop(settings.grace_seconds).problems():
-            print(f"entrypoint: {left}", file=sys.stderr, flush=True)
+            _say(str(left))
         health.forget()
 
 
-def _answers(port: int, line: str) -> bool:
+def _say(line: str) -> None:
+    print(f"entrypoint: {line}", file=sys.stderr, flush=True)
+
+
+def _wait(server: Server, settings: Settings, said: Mapping[str, Any], address: Address) -> str:
+    """Wait as far as this kind of server can be asked; the phase in which it is from then on."""
+    bounds: dict[str, Any] = {"stall": settings.stall_seconds, "deadline": settings.ready_seconds or None}
+    if str(said.get("node_rank", "0")) != "0":
+        _say("another node of a cluster: the first one answers, this one is only watched")
+        return "supervising"
+    if tongue := next((name for flag, name in _OTHER_TONGUES.items() if flag in said), ""):
+        wait_listening(server, on_progress=_say, **bounds)
+        _say(f"listening; it speaks {tongue}, so nothing more is proved")
+        return "listening"
+    must = {name: value for name, value in identity(server.launch.argv).items() if name not in RESOLVED}
+    expect = Expect(str(said.get("model_path") or said.get("model") or ""), must, key_of(server.launch.argv), address)
+    ready = wait_ready(server, expect, mode="serve", on_progress=_say, **bounds)
+    for difference in changed(server.launch.argv, ready.server_info):
+        _say(f"note: {difference}")
+    _say(f"ready after {ready.seconds:.1f} s")
+    server.doubt = functools.partial(_answers, address)
+    return "serving"
+
+
+def _beat(server: Server, phase: str, address: Address) -> None:
+    """For HEALTHCHECK: it asks a server that serves itself; of others it learns here whether they still listen."""
+    if phase == "listening" and not listening(server):
+        phase = "deaf"
+    health.beat(phase, "serve", port=address.port, host=address.host, tls=address.tls)
+
+
+def _answers(address: Address, line: str) -> bool:
     """Whether the server lives in spite of a fatal line: with --log-requests anybody may write one into the log."""
     try:
-        healthy = probe.ask(port, "/health").status == 200
+        healthy = probe.ask(address, "/health").status == 200
     except NoAnswer:
         return False
     if healthy:
-        print(f"entrypoint: /health says 200, so this line is no death: {line[:200]}", file=sys.stderr, flush=True)
+        _say(f"/health says 200, so this line is no death: {line[:200]}")
     return healthy
 
 
@@ -87,8 +124,11 @@ def command(settings: Settings, image: Image) -> tuple[str, ...]:
     if settings.serve_arm not in arms and settings.serve_arm != "baseline":
         raise BadConfig(Problem(what=f"unknown arm {settings.serve_arm}", where="--serve-arm",
                                 expected=" or ".join(arms) or "baseline", todo=suggestion(settings.serve_arm, arms)))
+    extra = settings.extra
+    if settings.api_key and not key_of(extra):  # SGLang takes it as a flag only
+        extra = ("--api-key", settings.api_key, *extra)
     argv = server_argv(image, arms.get(settings.serve_arm, {}), model=settings.model, draft=settings.draft,
-                       host=settings.host, port=settings.port, extra=settings.extra)
+                       host=settings.host, port=settings.port, extra=extra)
     flags = given_flags(argv)
     if (str(asked(argv).get("speculative_algorithm", "")).upper().startswith("EAGLE")
             and not {"speculative-draft-model-path", "speculative-draft-model"} & flags):
@@ -107,9 +147,3 @@ def prepare_cache(folder: Path) -> None:
         raise CannotWrite(Problem(what="the cache folder cannot be written", where=str(folder),
                                   found=f"{error.strerror} (user {os.getuid()})", expected="a writable volume",
                                   todo="-v NAME:/cache with an owner of that uid, or --cache FOLDER")) from error
-
-
-def _can_be_asked(said: Mapping[str, object]) -> bool:
-    """Whether this process speaks plain HTTP on an address that we can reach; other nodes of a cluster do not."""
-    return (str(said.get("host", "")) in _EVERYWHERE and "ssl_certfile" not in said
-            and str(said.get("node_rank", "0")) == "0" and "skip_tokenizer_init" not in said)

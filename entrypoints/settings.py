@@ -78,7 +78,7 @@ class Settings:
     ready_seconds: float = _option(0.0, "give up on a start after so long even if it moves; 0: never", at_least=0)
     deadline_seconds: float = _option(0.0, "end the whole run after so long; 0: never", at_least=0)
     grace_seconds: float = _option(30.0, "time between TERM and KILL", at_least=0)
-    api_key: str = _option("", "key that the server asks for", secret=True)
+    api_key: str = _option("", "key that the server asks for (serve passes it on as --api-key)", secret=True)
     json: bool = _option(False, "write JSON to stdout")
     sources: Mapping[str, str] = field(default_factory=dict, metadata={"hidden": True})
     #: the words after `--`: flags for the server, in every arm

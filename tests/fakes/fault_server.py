@@ -8,9 +8,13 @@ Script, all optional:
   open         seconds until the port opens; null: never
   starting     seconds for which /health and /ready say 503 after the port opened; null: for ever
   ready_path   false: no /ready, as before SGLang 0.5.20
+  stream       whole (default) | new: each event has only what is new | mixed: new ids, whole text, as 0.5.9 does it
+  embeds       what /encode answers: a list of numbers; the model then generates nothing
   generate     ok | unavailable | empty | html | repeat | short | cut | error | silent | late (compiles for 2 s first)
   model        what /server_info says instead of --model-path
   info         more keys for /server_info; info_without: keys that it lacks
+  info_fails   so many times /server_info says 503 first
+  health_generate  status of that endpoint
   paths        what /openapi.json lists; []: no such endpoint
   port         listen on this port instead
   workers      sglang:: processes (default 2: scheduler and detokenizer)
@@ -20,7 +24,7 @@ Script, all optional:
   ignore_term  true
   then         steps after the port is due, in order: ["after", s] | ["log", text] | ["exit", status] |
                ["signal", name] | ["kill", worker index] | ["requests", n]: wait for n generations | ["hang"] |
-               ["sick"]: /health says 503 from now on |
+               ["exists", path]: wait for it | ["sick"]: /health says 503 from now on |
                ["escape"]: a process that leaves its session and its parent, listens on a port and ignores TERM
 """
 
@@ -32,6 +36,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -41,7 +46,7 @@ from typing import Any
 WORDS = ("a", "server", "answers", "with", "words", "that", "differ", "from", "each", "other", "so", "it", "reads",
          "like", "text", "and", "not", "one", "thing")
 PATHS = ("/ready", "/health", "/health_generate", "/server_info", "/get_server_info", "/model_info", "/generate",
-         "/flush_cache", "/start_profile", "/stop_profile")
+         "/encode", "/flush_cache", "/start_profile", "/stop_profile")
 
 
 def log(text: str) -> None:
@@ -62,7 +67,7 @@ class State:
         self.script = script
         self.arguments = arguments
         self.opened = time.monotonic()
-        self.generations = 0
+        self.generations = self.info_asked = 0
         self.sick = False
         self.counted = threading.Condition()
 
@@ -92,11 +97,27 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def refused(self) -> bool:
+        """Whether the request lacks the key, answered as SGLang does; health needs none."""
+        key = self.state.arguments.api_key
+        free = self.path.startswith(("/health", "/ready", "/metrics"))
+        if not key or free or self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self.answer(401, b'{"error": "Unauthorized"}')
+        return True
+
     def do_GET(self) -> None:
         """Health and descriptions."""
         script = self.state.script
-        if self.path == "/ready" and not script.get("ready_path", True):
+        if self.refused():
+            pass
+        elif self.path == "/ready" and not script.get("ready_path", True):
             self.answer(404)
+        elif self.path == "/health_generate" and "health_generate" in script:
+            self.answer(script["health_generate"])
+        elif self.path in {"/server_info", "/get_server_info"} and self.state.info_asked < script.get("info_fails", 0):
+            self.state.info_asked += 1
+            self.answer(503, b"{}")
         elif self.path in {"/health", "/ready", "/health_generate"}:
             self.answer(200 if self.state.up else 503)
         elif self.path in {"/server_info", "/get_server_info"}:
@@ -115,17 +136,26 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, b"# HELP sglang:generation_tokens_total x\n"
                              b'sglang:generation_tokens_total{model_name="m"} 7.0\n', "text/plain")
         elif self.path in {"/model_info", "/v1/models"}:
-            self.answer(200, json.dumps({"model_path": self.state.arguments.model_path}).encode())
+            self.answer(200, json.dumps({"model_path": self.state.arguments.model_path,
+                                         "is_generation": "embeds" not in script}).encode())
         else:
             self.answer(404)
 
     def do_POST(self) -> None:
         """Generation."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.path != "/generate":
-            self.answer(404)
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        embeds = self.state.script.get("embeds")
+        if self.refused():
+            return
+        if self.path == "/encode" and embeds is not None:
+            self.answer(200, json.dumps({"embedding": embeds}).encode())
+            return
+        if self.path != "/generate" or embeds is not None:
+            self.answer(400 if embeds is not None else 404)
             return
         how = self.state.script.get("generate", "ok")
+        if self.state.arguments.skip_tokenizer_init and "input_ids" not in asked:
+            how = "error"
         with self.state.counted:
             self.state.generations += 1
             self.state.counted.notify_all()
@@ -155,12 +185,18 @@ class Handler(BaseHTTPRequestHandler):
             return
         count = 3 if how in {"short", "cut"} else 32
         ids: list[int] = []
+        form = self.state.script.get("stream", "whole")
         for index in range(0, count, 2):
             ids += [7, 7] if how == "repeat" else [index, index + 1]
             words = ["!" if how == "repeat" else WORDS[one % len(WORDS)] for one in ids]
-            self.event(json.dumps({"text": " ".join(words), "output_ids": ids, "meta_info": {
-                "id": "fake", "finish_reason": None, "prompt_tokens": 6, "completion_tokens": len(ids),
-                "cached_tokens": 0}}))
+            body: dict[str, Any] = {
+                "text": " ".join(words) if form != "new" else " ".join(words[-2:]) + " ",
+                "output_ids": ids if form == "whole" else ids[-2:], "meta_info": {
+                    "id": "fake", "finish_reason": None, "prompt_tokens": 6, "completion_tokens": len(ids),
+                    "cached_tokens": 0}}
+            if self.state.arguments.skip_tokenizer_init:
+                del body["text"]
+            self.event(json.dumps(body))
             if how == "cut":
                 self.connection.close()
                 return
@@ -225,6 +261,9 @@ def play(state: State, workers: list[int]) -> None:
         elif what == "requests":
             with state.counted:
                 state.counted.wait_for(lambda count=rest[0]: state.generations >= count)  # type: ignore[misc]
+        elif what == "exists":
+            while not os.path.exists(rest[0]):  # noqa: PTH110 - the fake stays with the plain standard library
+                time.sleep(0.02)
         elif what == "kill":
             os.kill(workers[rest[0]], signal.SIGKILL)
         elif what == "signal":
@@ -244,6 +283,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="launch_server.py")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model-path", default="/models/target")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--ssl-certfile", default="")
+    parser.add_argument("--ssl-keyfile", default=None)
+    parser.add_argument("--skip-tokenizer-init", action="store_true")
     arguments = parser.parse_known_args()[0]
     script = json.loads(os.environ.get("FAULT_SCRIPT", "{}"))
     if script.get("ignore_term"):
@@ -260,8 +304,13 @@ def main() -> None:
         signal.pause() if not script.get("ignore_term") else time.sleep(3600)
     time.sleep(script.get("open", 0))
     Handler.state = state
-    server = ThreadingHTTPServer(("127.0.0.1", script.get("port", arguments.port)), Handler)
-    server.daemon_threads = True
+    kind = type("Server", (ThreadingHTTPServer,), {"address_family": socket.AF_INET6 if ":" in arguments.host
+                                                   else socket.AF_INET, "daemon_threads": True})
+    server = kind((arguments.host, script.get("port", arguments.port)), Handler)
+    if arguments.ssl_certfile:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     state.opened = time.monotonic()
     log("INFO:     Application startup complete.")
     log(f"INFO:     Uvicorn running on http://127.0.0.1:{server.server_port} (Press CTRL+C to quit)")

@@ -192,6 +192,9 @@ class Sim:
             length = next((int(line.split(":")[1]) for line in head.split("\r\n")
                            if line.lower().startswith("content-length:")), 0)
             body = json.loads(await reader.readexactly(length)) if length else {}
+            key = self.flags.get("api_key")
+            if key and f"authorization: bearer {key}" not in head.lower() and path not in {"/health", "/ready"}:
+                path = "/unauthorized"
             await self.answer(method, path.partition("?")[0], body, writer)
             await writer.drain()
             while self.served >= self.arm.get("end_after", 10**9) and not self.running:
@@ -210,6 +213,8 @@ class Sim:
             answers = self.arm.get("health", [200])
             plain(answers[min(self.health_asked, len(answers) - 1)], "")
             self.health_asked += 1
+        elif path == "/unauthorized":
+            plain(401, {"error": "Unauthorized"})
         elif path == "/server_info":
             plain(200, self.info())
         elif path == "/v1/tokenize" and "tokenize" in self.arm:

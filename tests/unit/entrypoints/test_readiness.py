@@ -17,7 +17,17 @@ import pytest
 
 from entrypoints import probe, processes, telemetry
 from entrypoints.errors import NotReady, ServerDied, ServerFault
-from entrypoints.readiness import Expect, Ready, asked, differences, is_sane, wait_ready
+from entrypoints.readiness import (
+    Expect,
+    Ready,
+    asked,
+    changed,
+    differences,
+    identity,
+    is_sane,
+    key_of,
+    wait_ready,
+)
 from entrypoints.supervise import Server
 from tests.unit.entrypoints.serving import MODEL, server
 
@@ -68,8 +78,8 @@ def test_endpoints_and_metrics_are_judged_where_the_server_lists_them(tmp_path: 
 
     assert missing(tmp_path / "a") == []
     assert missing(tmp_path / "b", paths=[]) == []  # no list: not judged
-    assert missing(tmp_path / "c", paths=["/health", "/ready", "/server_info", "/generate", "/start_profile"]) == [
-        "/flush_cache"]
+    assert missing(tmp_path / "c", paths=["/health", "/ready", "/server_info", "/generate", "/start_profile",
+                                          "/model_info", "/encode"]) == ["/health_generate", "/flush_cache"]
     assert missing(tmp_path / "d", info={"enable_metrics": True}) == ["sglang:cuda_graph_passes_total"]
 
 
@@ -101,6 +111,70 @@ def test_healthy_and_not_able_to_generate(tmp_path: Path, generate: str, trouble
     assert error.diagnosis.fault == "wrong-answers"
     assert "it completes a prompt with sane text did not happen" in error.diagnosis.cause
     assert re.search(trouble, error.diagnosis.cause), error.diagnosis.cause
+
+
+@pytest.mark.parametrize("form", ["new", "mixed"])
+def test_a_server_that_streams_only_what_is_new_is_ready(tmp_path: Path, form: str) -> None:
+    """--incremental-streaming-output, and --stream-output of 0.5.9: the last event holds two tokens of 32."""
+    with server(tmp_path, stream=form) as one:
+        found = wait(one, patience=0.5).evidence["completion"]
+    assert (found["tokens"], len(found["text"].split())) == (32, 32)
+
+
+def test_a_server_that_streams_only_what_is_new_and_repeats_itself_is_not(tmp_path: Path) -> None:
+    assert fault(tmp_path, stream="new", generate="repeat").diagnosis.fault == "wrong-answers"
+
+
+def test_an_embedding_model_is_asked_for_an_embedding(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with server(tmp_path, embeds=[0.25, -0.5, 1]) as one:
+        found = wait(one, on_progress=steps.append, patience=0.5)
+    assert found.evidence["completion"] == {"endpoint": "/encode", "dimensions": 3}
+    assert steps[-1] == "embedded a text: 3 numbers"
+
+
+def test_an_embedding_of_no_numbers_is_none(tmp_path: Path) -> None:
+    error = fault(tmp_path, embeds=[0.25, None], info={"is_embedding": True})
+    assert error.diagnosis.fault == "wrong-answers"
+    assert "it embeds a text did not happen: /encode says 200 with no embedding but" in error.diagnosis.cause
+
+
+def test_a_model_with_an_endpoint_of_its_own_is_not_proved_and_that_is_said(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with server(tmp_path, info={"is_embedding": True}) as one:  # this one has no /encode: 404
+        found = wait(one, on_progress=steps.append, patience=0.5)
+    assert found.evidence["completion"]["status"] == 404
+    assert steps[-1] == "/encode says 404; not proved: an answer, for which this kind of model has another endpoint"
+
+
+@pytest.mark.parametrize("half", ["prefill", "decode"])
+def test_half_of_a_disaggregated_pair_completes_no_prompt_alone(tmp_path: Path, half: str) -> None:
+    steps: list[str] = []
+    with server(tmp_path, info={"disaggregation_mode": half}, generate="unavailable") as one:
+        found = wait(one, on_progress=steps.append, patience=0.5)
+    assert found.evidence["completion"]["endpoint"] == "/health_generate"
+    assert steps[-1] == "/health_generate says 200; not proved: text, which prefill and decode only bring together"
+
+
+def test_half_of_a_pair_whose_health_request_gets_no_token_is_not_ready(tmp_path: Path) -> None:
+    error = fault(tmp_path, info={"disaggregation_mode": "decode"}, health_generate=503)
+    assert "it generates a token for its own health request did not happen: /health_generate says 503" in (
+        error.diagnosis.cause)
+
+
+def test_a_server_without_a_tokenizer_is_asked_with_ids(tmp_path: Path) -> None:
+    steps: list[str] = []
+    one = server(tmp_path, info={"skip_tokenizer_init": True}, generate="repeat")
+    argv = (*one.launch.argv, "--skip-tokenizer-init")
+    with Server(dataclasses.replace(one.launch, argv=argv), grace=5) as other:
+        wait(other, on_progress=steps.append, patience=0.5)
+    assert steps[-1] == "completed a prompt: 32 tokens; not proved: sane text, as the server has no tokenizer"
+
+
+def test_a_wrong_answer_that_was_followed_by_a_right_one_counts_no_more(tmp_path: Path) -> None:
+    """/server_info says 503 once; the first completion may then take longer than the patience."""
+    with server(tmp_path, info_fails=1, generate="late") as one:
+        assert wait(one, patience=0.5).evidence["completion"]["tokens"] == 32
 
 
 def test_a_first_answer_may_take_long_while_kernels_are_compiled(tmp_path: Path) -> None:
@@ -281,6 +355,22 @@ def test_a_command_line_as_server_info_says_it() -> None:
             "--disable-radix-cache")
     assert asked(argv) == {"model_path": "/m", "enable_metrics": True, "tp": "2", "port": "1",
                            "disable_radix_cache": True}
+
+
+@pytest.mark.parametrize(("words", "key"), [
+    ((), ""), (("--api-key", "k"), "k"), (("--api-key=k",), "k"), (("--api", "k"), "k"),
+    (("--admin-api-key", "k"), ""), (("--api-key", "a", "--port", "1"), "a")])
+def test_the_key_that_a_server_asks_for(words: tuple[str, ...], key: str) -> None:
+    assert key_of(words) == key
+
+
+def test_what_identifies_a_server_and_what_it_made_of_its_flags() -> None:
+    argv = ("--model-path", "/m", "--port", "1", "--page-size", "1", "--api-key", "k", "--lora-paths", "a", "b",
+            "--tp=2", "--speculative-algorithm", "EAGLE3")
+    assert identity(argv) == {"port": "1", "speculative_algorithm": "EAGLE3"}
+    info = {"page_size": 64, "api_key": "other", "lora_paths": [], "tp": 4, "speculative_algorithm": None}
+    assert changed(argv, info) == ["page_size: asked 1, server says 64", "tp: asked 2, server says 4",
+                                   "speculative_algorithm: asked EAGLE3, server says None"]
 
 
 def test_differences_compare_meaning() -> None:

@@ -490,10 +490,11 @@ def test_a_flag_that_the_server_does_not_know_is_refused_before_anything_starts(
 
 
 def test_a_secret_among_the_server_flags_reaches_no_file_and_is_asked_for_again(bench: Bench) -> None:
+    """The server answers 401 to who has no key: the client asks with the server's own."""
     from entrypoints.errors import Deadline
     said = {"info": {"admin_api_key": "another"}}
     built = bench.image(BASE | FAST | said, SPEC | FAST | said)
-    words = ("--admin-api-key", "hunter2")
+    words = ("--admin-api-key", "hunter2", "--api-key", "hunter2")
     short = bench.settings(deadline_seconds=0.1, extra=words)
     with pytest.raises(Deadline):
         run.benchmark(short, built, environ={}, out=bench.out, err=bench.err)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints import processes, serve
+from entrypoints import probe, processes, serve
 from entrypoints.errors import BadConfig, CannotWrite
 from entrypoints.image import load
 from entrypoints.settings import SERVE_OPTIONS, resolve
@@ -60,6 +60,17 @@ class Container:
                 return
         raise AssertionError(self.err)
 
+    def health(self) -> tuple[int, str]:
+        """What HEALTHCHECK gets."""
+        done = subprocess.run([sys.executable, "-m", "entrypoints", "health"], env=self.environment, text=True,
+                              capture_output=True, check=False)
+        return done.returncode, done.stdout.strip()
+
+    def stop(self) -> None:
+        """As `docker stop`."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.end() == 143
+
     def end(self) -> int:
         """Wait for the end; the exit code."""
         out, err = self.process.communicate(timeout=20)
@@ -103,9 +114,7 @@ def test_it_serves_until_it_is_stopped(tmp_path: Path, number: int, code: int) -
     """K6-1: exit 143, and 130 for INT."""
     one = serving(tmp_path, grandchildren=5)
     one.until("ready after")
-    health = subprocess.run([sys.executable, "-m", "entrypoints", "health"], env=one.environment, text=True,
-                            capture_output=True, check=False)
-    assert (health.returncode, health.stdout.strip()) == (0, f"/health on port {one.port} says 200")
+    assert one.health() == (0, f"/health on port {one.port} says 200")
     one.process.send_signal(number)
     assert one.end() == code
     assert "Uvicorn running" in one.out
@@ -166,11 +175,79 @@ def test_the_same_words_of_a_server_that_no_longer_answers_are_believed(tmp_path
     assert "Scheduler hit an exception" in one.err
 
 
-def test_a_server_that_we_cannot_ask_is_still_watched(tmp_path: Path) -> None:
+def test_another_node_of_a_cluster_is_watched(tmp_path: Path) -> None:
     one = serving(tmp_path, "--node-rank", "1", then=[["after", 0.5], ["exit", 3]])
     assert one.end() == 69
     assert "ended with status 3" in one.err
     assert "ready after" not in one.err
+
+
+TLS = ("--ssl-certfile", str(Path(__file__).parents[2] / "fixtures" / "tls" / "server.pem"))
+
+
+@pytest.mark.parametrize(("words", "where"), [
+    (("--host", "127.0.0.2"), " of 127.0.0.2"),
+    (("--host", "::1"), " of ::1"),
+    (TLS, ", TLS"),
+    (("--host", "::1", *TLS), " of ::1, TLS"),
+])
+def test_a_server_is_asked_where_and_how_it_listens(tmp_path: Path, words: tuple[str, ...], where: str) -> None:
+    """HEALTHCHECK is red while it loads, asks the real address when it serves, and is red when it is sick."""
+    one = serving(tmp_path, *words, open=1.0, then=[["requests", 1], ["exists", str(tmp_path / "now")], ["sick"]])
+    one.until("launch_server")
+    assert one.health()[0] == 1
+    one.until("ready after")
+    assert one.health() == (0, f"/health on port {one.port}{where} says 200")
+    (tmp_path / "now").touch()
+    while one.health()[0] == 0:
+        pass
+    assert one.health() == (1, f"/health on port {one.port}{where} says 503")
+    one.stop()
+
+
+def test_a_server_that_speaks_no_http_is_unhealthy_until_it_listens(tmp_path: Path) -> None:
+    one = serving(tmp_path, "--grpc-mode", log=[[0.0, "Load weight begin."]], open=1.0)
+    one.until("launch_server")
+    assert one.health()[0] == 1
+    one.until("listening; it speaks gRPC, so nothing more is proved")
+    while one.health()[1] != "serve: listening":
+        pass
+    assert one.health()[0] == 0
+    one.stop()
+
+
+def test_what_the_server_made_of_its_flags_is_told(tmp_path: Path) -> None:
+    """SGLang sets the draft tokens itself where there is one draft path: a note, and no other server."""
+    words = ("--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", str(tmp_path / "model"),
+             "--speculative-num-draft-tokens", "8", "--page-size", "1", "--random-seed", "7", "--lora-paths", "a", "b")
+    info = {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 4, "page_size": 64, "random_seed": 7,
+            "lora_paths": [], "speculative_draft_model_path": str(tmp_path / "model")}
+    one = Container(tmp_path, "serve", "--model", str(tmp_path / "model"), *words, info=info,
+                    variables={"ENTRYPOINT_CHECK": "0", "ENTRYPOINT_PORT": str(free_port())})
+    one.until("ready after")
+    one.stop()
+    assert [line for line in one.err.splitlines() if "note: " in line] == [
+        "entrypoint: note: speculative_algorithm: asked NEXTN, server says EAGLE",
+        "entrypoint: note: speculative_num_draft_tokens: asked 8, server says 4",
+        "entrypoint: note: page_size: asked 1, server says 64"]
+
+
+def test_a_server_with_another_seed_is_not_the_one_asked_for(tmp_path: Path) -> None:
+    one = serving(tmp_path, "--random-seed", "7", info={"random_seed": 8})
+    assert one.end() == 69
+    assert "the server that answers is not the one asked for: random_seed: asked 7, server says 8" in one.err
+
+
+def test_a_key_from_the_environment_protects_the_server(tmp_path: Path) -> None:
+    one = Container(tmp_path, "serve", "--model", str(tmp_path / "model"), "--port", str(free_port()),
+                    variables={"ENTRYPOINT_API_KEY": "sesame"}, log=["server_args={'api_key': 'sesame'}"])
+    one.until("ready after")
+    port = int(one.err.partition("--port ")[2].split()[0])
+    assert probe.ask(port, "/server_info").status == 401
+    assert probe.ask(port, "/server_info", api_key="sesame").status == 200
+    one.stop()
+    assert "--api-key ***" in one.err
+    assert "sesame" not in one.out + one.err
 
 
 def test_the_servers_own_help(tmp_path: Path) -> None:
