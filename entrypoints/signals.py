@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -13,6 +16,8 @@ from entrypoints.errors import Terminated
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: one Ctrl-C reaches us twice, from the terminal and from tini -g: what follows so soon is the same one
 _SAME = 2.0
+#: seconds until a signal is given again that came while a destructor ran, where Python drops what is raised
+_AGAIN = 0.05
 
 
 class _Gate:
@@ -42,9 +47,20 @@ def as_exceptions() -> Iterator[None]:
     """Within: TERM, INT and HUP raise `Terminated`. A second one after two seconds raises again: stop at once."""
     _gate.last, _gate.waiting = -_SAME, None
     before = {one: signal.signal(one, _gate.handle) for one in STOPPING}
+    report = sys.unraisablehook
+
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if not isinstance(what.exc_value, Terminated):
+            report(what)
+            return
+        _gate.last = -_SAME
+        threading.Timer(_AGAIN, os.kill, (os.getpid(), what.exc_value.signum)).start()
+
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for one, handler in before.items():
             signal.signal(one, handler)
 

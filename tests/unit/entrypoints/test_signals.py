@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
@@ -44,6 +46,32 @@ def test_it_comes_out_of_a_running_event_loop() -> None:
 
     with pytest.raises(Terminated), signals.as_exceptions():
         asyncio.run(work())
+
+
+def test_a_signal_that_comes_while_a_destructor_runs_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Last:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    others: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", others.append)
+    with pytest.raises(Terminated), signals.as_exceptions():  # noqa: PT012 - the exception comes later
+        Last()
+        threading.Event().wait(20)
+    assert others == []
+    assert sys.unraisablehook == others.append
+
+
+def test_other_errors_of_destructors_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Last:
+        def __del__(self) -> None:
+            raise ValueError("x")
+
+    others: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", others.append)
+    with signals.as_exceptions():
+        Last()
+    assert len(others) == 1
 
 
 def test_a_held_signal_comes_at_the_end() -> None:

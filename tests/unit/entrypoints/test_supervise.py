@@ -231,18 +231,11 @@ def test_an_interruption_in_the_middle_of_a_stop_kills_at_once(tmp_path: Path) -
     one = server(tmp_path, grace=60, ignore_term=True)
     one.start()
     ready(one)
-
-    def interrupt(number: int, _frame: object) -> None:
-        raise Terminated(number)
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(Terminated):
-            one.stop()
-        assert one.stop().clean
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    later = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    with pytest.raises(Terminated), signals.as_exceptions():  # noqa: PT012 - a signal, once somebody waits for it
+        later.start()
+        one.stop()
+    assert one.stop().clean
 
 
 def test_an_interruption_during_the_start_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
