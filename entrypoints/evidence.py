@@ -22,6 +22,12 @@ from entrypoints.trace import Summary
 #: requests of all starts together (`result`)
 CLAIMS = ("attention-backend", "cuda-graphs", "all-reduce-fusion", "torch-symmetric-memory", "custom-all-reduce",
           "pcie-ipc-all-reduce", "no-jit-while-measuring")
+#: flags that switch what a claim is about: an ablation that differs in one of them shows what it is worth
+TOGGLES: Mapping[str, str] = {
+    "attention-backend": "attention-backend", "decode-attention-backend": "attention-backend",
+    "disable-cuda-graph": "cuda-graphs", "enable-flashinfer-allreduce-fusion": "all-reduce-fusion",
+    "flashinfer-allreduce-fusion-backend": "all-reduce-fusion", "enable-torch-symm-mem": "torch-symmetric-memory",
+    "disable-custom-all-reduce": "custom-all-reduce"}
 #: worst first: a claim over several server starts is as good as its worst one
 WORST = ("inactive", "unsupported", "fallback", "unverified", "active")
 EXCERPT = 200

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from entrypoints import analyse, limit, records
 from entrypoints import evidence as evidence_of
 from entrypoints.errors import VERDICT_CODES, BadConfig, Problem
-from entrypoints.plan import digest
+from entrypoints.plan import difference, digest, flags_of
 
 SCHEMA_VERSION = 1
 #: acceptance thresholds other than 1 make speculation lossy on purpose
@@ -53,6 +53,7 @@ def assemble(folder: Path) -> dict[str, Any]:
         status = "invalid"
     verdict["reasons"] += _crowded(plan, arguments) + _afterwards(blocks)
     comparison = found["comparison"]
+    _effects(plan, comparison, evidence)
     verdict["headline"] = headline(verdict["class"], comparison[0] if comparison else {}, plan)
     verdict["wording_version"] = 1
     return {
@@ -159,6 +160,23 @@ def _speculation(plan: Mapping[str, Any], blocks: list[dict[str, Any]], requests
             "sources": [{"kind": "server_info", "ref": "speculative_algorithm"},
                         {"kind": "requests", "ref": "spec_verify_ct, spec_accepted"}]})
     return claims
+
+
+def _effects(plan: Mapping[str, Any], comparison: Sequence[Mapping[str, Any]],
+             evidence: Sequence[dict[str, Any]]) -> None:
+    """What an optimisation is worth, into its claim: by an arm that differs from the baseline in its switch only."""
+    flags = {arm["name"]: flags_of(arm["argv"]) for arm in plan["arms"]}
+    for one in comparison:
+        differ = difference(flags[one["baseline"]], flags[one["candidate"]])
+        if len(differ) != 1 or one["ratio"] is None or one["concurrency"] != plan["load_points"][0]:
+            continue
+        claim = evidence_of.TOGGLES.get(next(iter(differ)))
+        ends = one.get("ci") or [None, None]
+        worth = f"{percent(one['ratio'])} in {one['candidate']} against {one['baseline']}" + (
+            "" if None in ends else f" ({percent(ends[0])} to {percent(ends[1])})")
+        for row in evidence:
+            if row["claim"] == claim and row["arm"] in (one["baseline"], one["candidate"]):
+                row["effective"] = worth
 
 
 def percent(ratio: float) -> str:

@@ -427,6 +427,15 @@ def test_symmetric_memory_that_was_asked_for_and_fell_back_to_nccl_marks_the_run
     assert "required evidence: torch-symmetric-memory is unsupported" in result["verdict"]["invalid_causes"][0]
 
 
+def test_an_ablation_says_what_its_optimisation_is_worth(bench: Bench) -> None:
+    _, result = bench.go(BASE | FAST, SPEC | FAST, arm=("baseline", "eager=--disable-custom-all-reduce"))
+    worth = {(one["claim"], one["arm"]): one["effective"] for one in result["evidence"]}
+    ratio = result_of.percent(result["comparison"][0]["ratio"])
+    for arm in ("baseline", "eager"):
+        assert worth["custom-all-reduce", arm].startswith(f"{ratio} in eager against baseline (")
+    assert worth["cuda-graphs", "eager"] == ""
+
+
 @pytest.mark.parametrize("kernels", [["flashinfer::BatchDecodeWithPagedKVCacheKernel"], ["gemm"]])
 def test_what_a_trace_shows_of_one_start_is_required_of_the_run(bench: Bench, kernels: list[str]) -> None:
     arm = FAST | {"info": {"attention_backend": "flashinfer"}, "kernels": kernels}
