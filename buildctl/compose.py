@@ -172,7 +172,7 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
     stages = _chain(project, stack, lock, problems)
     runtime = _stages(project, stack.runtime, problems)
     problems.raise_any()
-    keys = _stage_keys(stages, files, lock)
+    keys = _stage_keys(stages, files, lock, problems)
     chain = _published(stack, stages, keys)
     images = []
     for layer in stack.layers:
@@ -183,13 +183,14 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
         files[name] = _json_file(facts)
         args = {"IMAGE": layer.name}
         for one in aside:
-            keys[one.name] = _stage_key(one, files, keys, args)
+            keys[one.name] = _stage_key(one, files, keys, args, problems)
         labels = labels_of(stack, lock, layer)
-        key = _with_labels(_stage_key(stage, files, keys, args), labels)
+        key = _with_labels(_stage_key(stage, files, keys, args, problems), labels)
         # the key joins the file after it is made: everything else in the file is part of the key
         files[name] = _json_file({**facts, "key": key.value})
         stages += [*aside, stage]
         images.append(_image(stack, lock, layer, keys[layer.name], key, labels, revision))
+    problems.raise_any()
     return Composition(stack, lock, tuple(stages), _bake(stack, lock, images, chain, host), files, tuple(images), chain)
 
 
@@ -267,18 +268,19 @@ def _header(stack: Stack) -> str:
             "# By hand, in this folder: docker buildx bake -f docker-bake.json\n\n")
 
 
-def _stage_keys(stages: Iterable[Stage], files: Mapping[str, File], lock: Lock) -> dict[str, Key]:
+def _stage_keys(stages: Iterable[Stage], files: Mapping[str, File], lock: Lock, problems: Problems) -> dict[str, Key]:
     base = lock.base
     identity = digest([base.source, base.image, base.digest, base.suite, list(base.include), base.snapshot,
                        lock.platform, lock.debian.get("base", {})])
     keys: dict[str, Key] = {}
     for stage in stages:
         keys[stage.name] = Key(identity, {"base": identity}) if stage.name == _BASE \
-            else _stage_key(stage, files, keys, {})
+            else _stage_key(stage, files, keys, {}, problems)
     return keys
 
 
-def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key], args: Mapping[str, str]) -> Key:
+def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key], args: Mapping[str, str],
+               problems: Problems) -> Key:
     """The key of a stage: its text, the stages and the context files that it reads. Times and modes do not count."""
     text = [list(fragment.instructions(stage.body)), list(fragment.heredocs(stage.body))]
     parts: dict[str, str] = {"instructions": digest([_FORMAT, *text])}
@@ -288,6 +290,10 @@ def _stage_key(stage: Stage, files: Mapping[str, File], keys: Mapping[str, Key],
     for path in stage.paths_used():
         for name, value in args.items():
             path = path.replace(f"${{{name}}}", value)  # noqa: PLW2901 - the path as this target sees it
+        if not context.holds(files, path):
+            problems.add("a step reads what no key can hold", f"stage '{stage.name}'", found=path,
+                         expected="a file or folder of the build context by its name, no pattern, variable or '.'",
+                         todo="name it in the Dockerfile of the image; `buildctl render` shows the context")
         parts[path] = digest(context.digest_part(files, path))
     return Key(digest(sorted(parts.items())), parts)
 

@@ -45,6 +45,11 @@ class File:
         return self.sha256 or hashlib.sha256(self.content()).hexdigest()
 
 
+def holds(files: Mapping[str, File], path: str) -> bool:
+    """Whether the context has such a file or folder."""
+    return any(name == path or name.startswith(f"{path}/") for name in files)
+
+
 def digest_part(files: Mapping[str, File], path: str) -> list[tuple[str, str]]:
     """Names and digests of the files at or under a path. Where a wheel comes from does not count, what it is does."""
     return [(name, file.digest()) for name, file in sorted(files.items())

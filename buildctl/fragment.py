@@ -6,6 +6,9 @@ passes through as written.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator
@@ -37,16 +40,15 @@ class Stage:
         return tuple(dict.fromkeys(names))
 
     def paths_used(self) -> tuple[str, ...]:
-        """Paths of the build context that this stage mounts or copies."""
+        """Paths of the build context that this stage mounts or copies; `.` is all of it."""
         paths: list[str] = []
         for instruction in instructions(self.body):
             word, rest = split(instruction)
             if word in ("COPY", "ADD") and "--from=" not in instruction:
-                words = [part for part in rest.split() if not part.startswith("--")]
-                paths += words[:-1]
-            paths += [fields["source"] for fields in _mounts(instruction)
-                      if fields.get("type", "bind") == "bind" and "from" not in fields and "source" in fields]
-        return tuple(dict.fromkeys(path.strip("/") for path in paths))
+                paths += _sources(rest)
+            paths += [fields.get("source") or fields.get("src") or "." for fields in _mounts(instruction)
+                      if fields.get("type", "bind") == "bind" and "from" not in fields]
+        return tuple(dict.fromkeys(posixpath.normpath(path.strip("/")) for path in paths))
 
     def renamed(self, names: dict[str, str]) -> Stage:
         """The stage with every stage name replaced that `names` knows."""
@@ -181,6 +183,15 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
         if not line.lstrip().startswith("#"):
             waiting = _HEREDOC.findall(line)
         yield number, line, False
+
+
+def _sources(rest: str) -> list[str]:
+    """What a COPY or ADD takes from the context; heredocs and addresses are not in it."""
+    words = [part for part in rest.split() if not part.startswith("--")]
+    if words and words[0].startswith("["):
+        with contextlib.suppress(ValueError):  # then it is no list for Docker, either
+            words = [str(word) for word in json.loads(rest[rest.index("["):])]
+    return [word for word in words[:-1] if not word.startswith("<<") and "://" not in word]
 
 
 def _mounts(instruction: str) -> Iterator[dict[str, str]]:

@@ -160,11 +160,12 @@ def resolve(request: Request, host: Host, *, alone: bool = False) -> Resolution:
 def _refuse_unlendable(request: Request, host: Host) -> None:
     names = uv_settings.logins((index.name for index in request.indexes), os.environ)
     problems = [Problem("a build would not have this index, so no lock is made with it", place,
+                        found="an index beside the default one",
                         expected="one default index (UV_DEFAULT_INDEX), all others declared by the stack",
                         todo="name the index and the packages that come from it under 'indexes' of the stack, or let "
                              "the default index serve them; then take the setting away")
                 for place in host.extra_indexes]
-    problems += [Problem("a build would not have this login of an index", place,
+    problems += [Problem("a build would not have this login of an index", place, found="a login for uv alone",
                          expected="a login that builds get as well: netrc (NETRC names another file)",
                          todo="write it there as `machine HOST login USER password PASSWORD`; then unset the variable")
                  for place in names]

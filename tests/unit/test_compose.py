@@ -220,6 +220,30 @@ def test_a_folder_called_local_within_a_package_of_ours_counts(tmp_path: Path, i
     assert before.image("torch").chain == after.image("torch").chain
 
 
+@pytest.mark.parametrize("line", ["RUN --mount=target=/x true", "COPY . /x", "COPY layers/* /x", "COPY ${WHAT} /x"])
+def test_a_step_that_reads_what_no_key_holds_is_refused(tmp_path: Path, line: str) -> None:
+    make(tmp_path)
+    for name in ("torch", "runtime"):
+        path = tmp_path / "images" / name / "Dockerfile"
+        path.write_text(path.read_text() + f"{line}\n")
+    with pytest.raises(ManifestError, match="a step reads what no key can hold") as error:
+        again(tmp_path)
+    assert [problem.where for problem in error.value.problems] == [
+        f"stage '{name}'" for name in ("torch", "cuda-image", "torch-image", "sglang-image")]
+
+
+@pytest.mark.parametrize("line", ["RUN --mount=src=layers/sglang/patches,target=/x true",
+                                  'COPY ["layers/sglang/patches", "/x"]', "COPY ./layers/sglang/patches/ /x"])
+def test_what_a_step_reads_is_in_its_key_however_it_is_written(tmp_path: Path, line: str) -> None:
+    make(tmp_path)
+    path = tmp_path / "images" / "torch" / "Dockerfile"
+    path.write_text(path.read_text() + f"{line}\n")
+    before = again(tmp_path)
+    patch = tmp_path / "patches" / "sglang" / "0.5" / "0001-change.patch"
+    patch.write_text(patch.read_text().replace('"changed"', '"changed!"'))
+    assert before.image("torch").chain != again(tmp_path).image("torch").chain
+
+
 def test_the_lines_of_a_heredoc_count(tmp_path: Path) -> None:
     make(tmp_path)
     path = tmp_path / "images" / "torch" / "Dockerfile"

@@ -47,6 +47,16 @@ def test_stages_and_what_they_use() -> None:
     assert len(list(instructions(layer.body))) == 6
 
 
+@pytest.mark.parametrize(("line", "paths"), [
+    ("RUN --mount=type=bind,src=a/b,target=/x true", ("a/b",)), ("RUN --mount=target=/x true", (".",)),
+    ("RUN --mount=type=bind,from=x,target=/x true", ()), ("RUN --mount=type=cache,target=/x true", ()),
+    ('COPY --link ["a b", "c", "/x"]', ("a b", "c")), ("COPY ./a/ b/../c /x", ("a", "c")), ("COPY . /x", (".",)),
+    ("COPY [a]/b /x", ("[a]/b",)), ("COPY <<EOF /x", ()), ("ADD https://x.example/y /x", ())])
+def test_paths_of_the_context_in_every_form(line: str, paths: tuple[str, ...]) -> None:
+    (stage,) = parse(f"FROM a AS layer\n{line}\n", "Dockerfile", Problems())
+    assert stage.paths_used() == paths
+
+
 def test_renaming_touches_names_of_stages_only() -> None:
     _, layer = parse(TEXT, "Dockerfile", Problems())
     text = layer.renamed({"system": "cuda-system", "layer": "cuda", "tools": "kit"}).text()
