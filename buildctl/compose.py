@@ -252,7 +252,8 @@ def _image_stages(stack: Stack, layer: LayerImage, runtime: Iterable[Stage]) -> 
     names[_PARENT] = layer.name
     names[_LAYER] = f"{layer.name}-image"
     renamed = [stage.renamed(names) for stage in found]
-    environment = "".join(f"ENV {name}={json.dumps(value)}\n" for name, value in sorted(stack.environment.items()))
+    environment = "".join(f"ENV {name}={json.dumps(value, ensure_ascii=False)}\n"
+                          for name, value in sorted(stack.environment.items()))
     return [replace(renamed[0], body=renamed[0].body.rstrip("\n") + "\n" + environment), *renamed[1:]]
 
 

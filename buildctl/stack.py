@@ -420,6 +420,9 @@ def _environment(table: Table, key: str, problems: Problems) -> dict[str, str]:
         if not re.fullmatch(_ENV, name):
             problems.add(f"'{name}' cannot be the name of an environment variable", inner.place(name))
         found[name] = inner.string(name)
+        if not found[name].isprintable():
+            problems.add(f"'{name}' in '{key}' cannot be the value of an environment variable", inner.place(name),
+                         found=repr(found[name]), expected="one line of text")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from buildctl import compose as composing
-from buildctl import context, plan, stack
+from buildctl import context, expectation, plan, stack
 from buildctl.compose import Composition, compose
 from buildctl.errors import ManifestError, UsageError
 from buildctl.host import Host
@@ -50,6 +50,15 @@ def test_one_dockerfile_in_chain_order(tmp_path: Path) -> None:
         "FROM base AS cuda-system", "FROM cuda-system AS cuda", "FROM cuda AS torch", "FROM torch AS sglang",
         "FROM cuda AS cuda-image", "FROM torch AS torch-image", "FROM sglang AS sglang-image"]
     assert "ADD base/base.tar /" in text
+
+
+def test_the_stacks_environment_reaches_the_image_as_it_is(tmp_path: Path) -> None:
+    value = "é 'quoted' \"twice\" back\\slash"
+    text = STACK + f"environment:\n  ODD: {json.dumps(value, ensure_ascii=False)}\n"
+    composition = composed(tmp_path, stack_text=text)
+    stage = next(stage for stage in composition.stages if stage.name == "torch-image")
+    assert f"ENV ODD={json.dumps(value, ensure_ascii=False)}\n" in stage.body
+    assert expectation.settings_of(composition.stages, "torch-image").environment["ODD"] == value
 
 
 def test_a_registry_base_is_pinned_by_digest(tmp_path: Path) -> None:

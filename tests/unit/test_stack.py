@@ -76,6 +76,7 @@ def test_an_unknown_stack_or_image_gets_a_suggestion(tmp_path: Path) -> None:
     ("    baseline: {}\n", "", 23, "no arm 'baseline'"),
     ("mem-fraction-static", "--mem-fraction", 20, "cannot be a server flag"),
     ('{A: "1"}', '{"A-B": "1"}', 21, "cannot be the name of an environment variable"),
+    ('{A: "1"}', '{A: "1\\n2"}', 21, "cannot be the value of an environment variable"),
     ("https://index.example", "https://user:secret@index.example", 11, "without credentials"),
     ("packages: [torch]}", "packages: [torch]}\n  - {name: two, url: 'https://b.example', packages: [torch]}", 12,
      "comes from two indexes"),
