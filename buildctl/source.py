@@ -22,6 +22,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from buildctl import uv_settings
 from buildctl.errors import ManifestError, NetworkError, Problem
 
 #: import package, as patches/ names it -> distribution
@@ -178,7 +179,7 @@ def pip(words: list[str], what: str) -> str:
         ("UV_FIND_LINKS", "PIP_FIND_LINKS"),
     ):
         if theirs in environment:
-            environment.setdefault(ours, environment[theirs])
+            environment.setdefault(ours, uv_settings.named(environment[theirs], os.environ))
     try:
         done = subprocess.run([*pip, *words], env=environment, capture_output=True, text=True, check=False)
     except OSError as error:

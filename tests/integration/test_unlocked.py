@@ -49,8 +49,10 @@ def indexes() -> Iterator[tuple[Index, Index]]:
         flags = [f"    parser.add_argument('--filler-{number}', type=str)\n" for number in range(100)]
         parser = "".join(["def add_cli_args(parser):\n",
                           "    parser.add_argument('--enable-metrics', action='store_true')\n", *flags])
+        # what the entrypoint needs of SGLang is looked for in its files
+        words = "".join(f"# {line}\n" for line in (ROOT / "entrypoints" / "contract.toml").read_text().splitlines())
         public.add("sglang", "0.5", ["late==1.0"], files={
-            "sglang/__init__.py": "", "sglang/launch_server.py": "", "sglang/srt/server_args.py": parser})
+            "sglang/__init__.py": words, "sglang/launch_server.py": "", "sglang/srt/server_args.py": parser})
         for name, version in (("helper", "1.0"), ("helper", "2.0"), ("late", "1.0"), ("late", "2.0"), ("deep", "2.5"),
                               ("deep", "3.0"), ("torch", "2.9.1"), ("kernel", "1.0")):
             public.add(name, version)

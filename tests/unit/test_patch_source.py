@@ -36,7 +36,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"own=http://127.0.0.1:{server.server_port}/simple")
     yield root
     server.shutdown()
     server.server_close()
