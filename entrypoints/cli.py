@@ -97,6 +97,7 @@ def _serve(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoints import serve
     chosen, image = settings.resolve(words, environ, only=settings.SERVE_OPTIONS, mode="serve"), load()
     if not {"--help", "-h"} & set(chosen.extra):
+        serve.require_model(chosen, image)
         _check_first(serve.completed(chosen), image, environ, measuring=False)
     return serve.run(chosen, image, environ)
 

@@ -134,6 +134,20 @@ class Diagnosis:
         number = -code if code < 0 else code - 128
         return signal.Signals(number).name if number in {int(one) for one in signal.Signals} else ""
 
+    @property
+    def state(self) -> str:
+        """How the process is, what the kernel counted and what is missing: one line, whatever the cause."""
+        if self.exit_code is None:
+            parts = ["its first process lives"]
+        elif self.exit_code < 0:
+            parts = [f"ended by signal {self.signal or -self.exit_code}"]
+        else:
+            parts = [f"exit status {self.exit_code}" + (f" ({self.signal})" if self.signal else "")]
+        parts.append(f"out-of-memory kills in this container: {self.oom_kills}")
+        if self.missing:
+            parts.append(f"gone: {', '.join(self.missing)}")
+        return "; ".join(parts)
+
     def as_dict(self) -> dict[str, object]:
         """The diagnosis for JSON, with the log's tail."""
         return {"cause": self.cause, "remedy": self.remedy, "fault": self.fault, "evidence": self.evidence,
@@ -150,7 +164,7 @@ class ServerFault(Unusable):
         self.diagnosis = diagnosis
         found = " | ".join(part for part in dict.fromkeys((diagnosis.cause, diagnosis.evidence)) if part)
         tail = "".join(f"\n    | {line}" for line in diagnosis.tail)
-        super().__init__(Problem(what=self.what, where=diagnosis.log, found=found + tail,
+        super().__init__(Problem(what=self.what, where=diagnosis.log, found=f"{found}\n    {diagnosis.state}{tail}",
                                  expected="a server that lives and answers", todo=diagnosis.remedy))
 
     def as_dict(self) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from entrypoints import health, probe, version
 from entrypoints.command import given_flags, mask, secrets, server_argv, server_environment
-from entrypoints.errors import BadConfig, CannotWrite, Problem
+from entrypoints.errors import BadConfig, CannotWrite, Problem, Usage
 from entrypoints.image import Image
 from entrypoints.logfile import PassThrough
 from entrypoints.probe import Address, NoAnswer
@@ -116,6 +116,18 @@ def completed(settings: Settings) -> Settings:
     model = str(said.get("model_path") or said.get("model") or settings.model)
     draft = str(said.get("speculative_draft_model_path") or settings.draft)
     return dataclasses.replace(settings, model=model, draft=draft)
+
+
+def require_model(settings: Settings, image: Image) -> None:
+    """Raise `Usage` where nobody names a model: SGLang says so only after half a minute of imports.
+
+    The words for the server count too, and its own --config may hold it.
+    """
+    given = given_flags(command(settings, image))
+    if "config" not in given and not any(name.startswith("model") and "model-path".startswith(name) for name in given):
+        raise Usage(Problem(what="no model named", where="serve", expected="--model FOLDER, or a name on the hub",
+                            todo="docker run -v /models/NAME:/models/NAME:ro IMAGE serve --model /models/NAME; "
+                                 "`docker run IMAGE help` lists the modes"))
 
 
 def command(settings: Settings, image: Image) -> tuple[str, ...]:

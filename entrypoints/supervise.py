@@ -176,6 +176,7 @@ class Server:
         self._oom_before = 0
         self._sent: list[str] = []
         self._temporary: Path | None = None
+        self._doubted: set[str] = set()
         self._death: ServerDied | None = None
         self._report: StopReport | None = None
 
@@ -249,6 +250,7 @@ class Server:
         if gone or (fatal and not self.doubt(fatal[0])):
             self._death = ServerDied(self._last_words(gone))
             raise self._death
+        self._doubted |= set(fatal)
 
     def wait(self, seconds: float) -> None:
         """Sleep, but wake as soon as a required process ends, and `check`."""
@@ -291,24 +293,28 @@ class Server:
         return len(self._ever)
 
     def diagnose(self, cause: str = "", remedy: str = "", fault: str = "") -> Diagnosis:
-        """What is known now. A known failure in the log comes first, then the kernel's memory killer, then `cause`
+        """What is known now. The kernel's memory killer comes first, then a known failure in the log, then `cause`
         as given, then the log's first exception, then the exit status.
+
+        The kernel before the log: a row may match a line that ended nothing, or a prompt among logged requests.
         """
         lines = self.log.everything()
-        log = faults.explain(lines, faults.load(), self.version)
+        log = faults.explain([line for line in lines if line not in self._doubted], faults.load(), self.version)
         kills = max(0, processes.oom_kills() - self._oom_before)
         code = self.exit_code
-        if log.known:
-            verdict = (log.cause, log.remedy, log.fault)
-        elif kills:
+        evidence = log.evidence
+        if kills:
             verdict = _OUT_OF_MEMORY
+            evidence = "" if log.known else evidence  # it names something else
+        elif log.known:
+            verdict = (log.cause, log.remedy, log.fault)
         elif cause:
             verdict = (cause, remedy, fault)
         elif log.cause:
             verdict = (log.cause, log.remedy, log.fault)
         else:
             verdict = _by_status(code)
-        return Diagnosis(cause=verdict[0], remedy=verdict[1] or _READ_LOG, fault=verdict[2], evidence=log.evidence,
+        return Diagnosis(cause=verdict[0], remedy=verdict[1] or _READ_LOG, fault=verdict[2], evidence=evidence,
                          exit_code=code, oom_kills=kills, tail=tail(lines), log=str(self.log.path))
 
     def stop(self, grace: float | None = None) -> StopReport:

@@ -39,6 +39,22 @@ def test_a_dead_server_carries_its_diagnosis() -> None:
     assert issubclass(NotReady, errors.Unusable)
 
 
+@pytest.mark.parametrize(("code", "kills", "missing", "state"), [
+    (None, 0, ("sglang::schedul (pid 7)",),
+     "its first process lives; out-of-memory kills in this container: 0; gone: sglang::schedul (pid 7)"),
+    (-9, 2, (), "ended by signal SIGKILL; out-of-memory kills in this container: 2"),
+    (137, 0, (), "exit status 137 (SIGKILL); out-of-memory kills in this container: 0"),
+    (1, 0, (), "exit status 1; out-of-memory kills in this container: 0"),
+    (-64, 0, (), "ended by signal SIGRTMAX; out-of-memory kills in this container: 0"),
+    (-99, 0, (), "ended by signal 99; out-of-memory kills in this container: 0"),
+])
+def test_a_message_has_the_state_whatever_the_cause(code: int | None, kills: int, missing: tuple[str, ...],
+                                                    state: str) -> None:
+    diagnosis = Diagnosis(cause="a row of the table", evidence="its line", exit_code=code, oom_kills=kills,
+                          missing=missing, tail=("a", "b"))
+    assert f"found:    a row of the table | its line\n    {state}\n    | a\n    | b" in str(ServerDied(diagnosis))
+
+
 @pytest.mark.parametrize(("code", "name"), [
     (None, ""), (0, ""), (1, ""), (-15, "SIGTERM"), (139, "SIGSEGV"), (-7, "SIGBUS")])
 def test_signals_by_name(code: int | None, name: str) -> None:

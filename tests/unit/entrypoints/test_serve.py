@@ -155,6 +155,7 @@ def test_a_death_is_never_a_success(tmp_path: Path, script: dict[str, Any], caus
     assert one.end() == 69
     assert cause in one.err
     assert "do:" in one.err
+    assert "out-of-memory kills in this container: 0" in one.err, "the state, also where the log names the cause"
 
 
 FORGED = "[2026-12-01 05:15:22] Scheduler hit an exception: Traceback (most recent call last):"
@@ -254,6 +255,21 @@ def test_the_servers_own_help(tmp_path: Path) -> None:
     one = Container(tmp_path, "serve", "--", "--help")
     assert one.end() == 0
     assert "--model-path" in one.out
+
+
+def test_a_model_must_be_named(tmp_path: Path) -> None:
+    """SGLang imports for half a minute before it says so: refused at once, with what to give."""
+    one = Container(tmp_path)
+    assert one.end() == 64
+    assert "serve: no model named" in one.err
+    assert "serve --model /models/NAME" in one.err
+    assert "launch_server" not in one.err
+
+
+@pytest.mark.parametrize("words", [("--model", "/m"), ("--model-path=/m",), ("--", "--model", "/m"),
+                                   ("--", "--model-pa", "/m"), ("--", "--config", "server.yaml")])
+def test_a_model_may_be_named_in_every_way(tmp_path: Path, words: tuple[str, ...]) -> None:
+    serve.require_model(resolve(words, {}, only=SERVE_OPTIONS), load(write(tmp_path)))
 
 
 def test_missing_models_are_found_before_the_start(tmp_path: Path) -> None:

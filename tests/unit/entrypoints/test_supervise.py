@@ -192,6 +192,34 @@ def test_the_memory_killer_comes_before_what_the_log_says_of_it(
     assert error.diagnosis.oom_kills == 2
 
 
+def test_the_memory_killer_comes_before_a_known_text_in_the_log(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --log-requests a prompt may hold any text; the kernel's counter is the kernel's word."""
+    kills = iter([4, 5])
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(kills, 5))
+    line = "Receive: obj=GenerateReqInput(text='Why does torch say CUDA out of memory?')"
+    with server(tmp_path, open=None, log=[line], then=[["signal", "SIGKILL"]]) as one:
+        error = died(one)
+    assert error.diagnosis.fault == "container-out-of-memory"
+    assert error.diagnosis.evidence == ""
+    assert "ended by signal SIGKILL; out-of-memory kills in this container: 1" in str(error)
+
+
+def test_a_fatal_line_that_was_no_death_is_no_cause_of_a_later_one(tmp_path: Path) -> None:
+    forged = "|Scheduler hit an exception: nonsense of a prompt"
+    heard = tmp_path / "heard"
+    with server(tmp_path, open=None, log=[forged], then=[["exists", str(heard)], ["exit", 3]]) as one:
+
+        def doubt(_line: str) -> bool:
+            heard.touch()
+            return True
+
+        one.doubt = doubt
+        error = died(one)
+    assert error.diagnosis.fault == "exit-status"
+    assert "exit status 3" in str(error)
+
+
 def test_a_killed_worker_is_noticed_at_once(tmp_path: Path) -> None:
     with server(tmp_path) as one:
         ready(one)
