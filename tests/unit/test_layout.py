@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from buildctl import layout
-from buildctl.errors import NetworkError
+from buildctl.errors import ManifestError, NetworkError
+from buildctl.fault import Fault, Kind
 from buildctl.oci import OCI_INDEX, OCI_MANIFEST, Manifest
 from buildctl.registry import Registry
+from buildctl.retry import Failed, Policy
 
 CONTENT = {"sha256:" + hashlib.sha256(blob).hexdigest(): blob for blob in (b"config", b"layer")}
 
@@ -29,30 +31,59 @@ INDEX, DIGEST = _body({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": 
      "platform": {"os": "linux", "architecture": "amd64"}}]})
 
 
-@pytest.mark.parametrize(("image", "place"), [
-    ("debian:bookworm-slim", "https://registry-1.docker.io library/debian"),
-    ("nvidia/cuda:13.0.1-devel-ubuntu24.04", "https://registry-1.docker.io nvidia/cuda"),
-    (f"ghcr.io/team/base:1@{DIGEST}", "https://ghcr.io team/base")])
-def test_a_base_is_asked_of_the_registry_that_its_name_means(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, place: str) -> None:
-    asked = set()
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A registry that has the image, whatever its name; what it is asked for."""
+    found: list[str] = []
 
     def manifest(registry: Registry, repository: str, digest: str) -> Manifest:
-        asked.add(f"{registry.base} {repository}")
+        found.append(f"{registry.base} {repository}")
         return Manifest(OCI_INDEX, INDEX) if digest == DIGEST else Manifest(OCI_MANIFEST, IMAGE)
 
     def stream(registry: Registry, repository: str, digest: str) -> list[bytes]:
-        asked.add(f"{registry.base} {repository}")
+        found.append(f"{registry.base} {repository}")
         return [CONTENT[digest]]
 
     monkeypatch.setattr(Registry, "manifest", manifest)
     monkeypatch.setattr(Registry, "stream", stream)
+    return found
+
+
+@pytest.mark.parametrize(("image", "place"), [
+    ("debian:bookworm-slim", "https://registry-1.docker.io library/debian"),
+    ("nvidia/cuda:13.0.1-devel-ubuntu24.04", "https://registry-1.docker.io nvidia/cuda"),
+    (f"ghcr.io/team/base:1@{DIGEST}", "https://ghcr.io team/base")])
+def test_a_base_is_asked_of_the_registry_that_its_name_means(tmp_path: Path, asked: list[str], image: str,
+                                                             place: str) -> None:
     path = layout.path_of(tmp_path, DIGEST)
     assert layout.save(image, DIGEST, "linux/amd64", path) == len(b"config") + len(b"layer")
-    assert asked == {place}
+    assert set(asked) == {place}
     assert json.loads((path / "index.json").read_text())["manifests"][0]["digest"] == DIGEST
     assert {file.name for file in (path / "blobs" / "sha256").iterdir()} == {
         digest.removeprefix("sha256:") for digest in (*CONTENT, IMAGE_DIGEST, DIGEST)}
+    assert layout.save(image, DIGEST, "linux/amd64", path) == 0  # what is whole is kept
+
+
+def test_a_base_for_another_platform(tmp_path: Path, asked: list[str]) -> None:
+    with pytest.raises(ManifestError, match="no image for the stack's platform"):
+        layout.save("debian:12", DIGEST, "linux/arm64", tmp_path)
+    assert len(asked) == 1
+
+
+def test_a_blob_that_is_another_one_or_does_not_come(tmp_path: Path, asked: list[str],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registry, "stream", lambda *_: [b"other"])
+    with pytest.raises(NetworkError, match="gives something else than the digest names"):
+        layout.save("debian:12", DIGEST, "linux/amd64", tmp_path)
+    assert asked
+
+    def cut(*_: object) -> list[bytes]:
+        raise Failed(Fault(Kind.TRANSIENT, "connection reset"))
+
+    monkeypatch.setattr(Registry, "stream", cut)
+    with pytest.raises(NetworkError, match="does not give a blob of the base"):
+        layout.save("debian:12", DIGEST, "linux/amd64", tmp_path, Policy(attempts=1))
+    assert not (tmp_path / "index.json").exists()
 
 
 def test_a_base_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
