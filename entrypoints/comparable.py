@@ -21,7 +21,7 @@ _WORK = ("load_points", "rate", "passes", "max_tokens", "temperature", "ignore_e
          "margin", "alpha_total", "primary_endpoint", "half")
 _MACHINE = ("cpu", "cores_usable", "ram_gb", "kernel", "driver", "numa_nodes", "gpus", "p2p", "topology")
 #: flags that name files or ports; models are compared by content
-_PLACES = frozenset({"model-path", "speculative-draft-model-path", "host", "port"})
+_PLACES = frozenset({"model-path", "speculative-draft-model-path", "host", "port", "nccl-port"})
 #: differences that a user may accept, and what to do about each kind
 _REMEDIES: Mapping[str, str] = {
     "machine.": "measure both on one machine in one state, or accept it: --allow {name}",

@@ -44,12 +44,15 @@ REMEDIES: Mapping[str, str] = {
     "effective_max_running_requests_per_dp": "--max-running-requests N"}
 #: requests in flight of the task check; greedy, so that only rounding depends on it
 TASK_CONCURRENCY = 16
-PORT = "{port}"
+PORT, INIT_PORT = "{port}", "{init_port}"
+#: flags with which the rendezvous of the server's processes is the user's, or one for each replica
+_RENDEZVOUS = frozenset({"nccl-port", "dist-init-addr", "nccl-init-addr", "nnodes", "dp", "dp-size",
+                         "data-parallel-size"})
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One server configuration. `own` are its flags beyond the profile, `argv` has `{port}` for the port."""
+    """One server configuration. `own` are its flags beyond the profile, `argv` has `{port}` and `{init_port}`."""
 
     name: str
     own: Flags
@@ -60,9 +63,10 @@ class Arm:
         """Whether the arm speculates."""
         return "speculative-algorithm" in given_flags(self.argv)
 
-    def command(self, port: int) -> tuple[str, ...]:
-        """The command line with a real port."""
-        return tuple(str(port) if word == PORT else word for word in self.argv)
+    def command(self, port: int, init_port: int | None = None) -> tuple[str, ...]:
+        """The command line with real ports; without `init_port`, one to be looked at and not to be run."""
+        ports = {PORT: str(port), INIT_PORT: str(init_port or port + 1)}
+        return tuple(ports.get(word, word) for word in self.argv)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def arms(image: Image, settings: Settings) -> tuple[Arm, ...]:
                                 todo="--arm baseline --arm eagle3, or an image whose profile has both"))
     if problems:
         raise Usage(problems)
-    pins = _pins(image, settings)
+    pins = {**_pins(image, settings), **_rendezvous(image, settings, chosen)}
     extra = (*_graph_sizes(image, settings), *settings.extra)
     made = []
     for name, own in chosen:
@@ -171,6 +175,16 @@ def _pins(image: Image, settings: Settings) -> dict[str, Scalar]:
     pins: dict[str, Scalar] = {"random-seed": settings.seed % 2**31,
                                "max-running-requests": max(48, *settings.concurrency)}
     return {name: value for name, value in pins.items() if name not in image.profile.server}
+
+
+def _rendezvous(image: Image, settings: Settings, chosen: Sequence[tuple[str, Flags]]) -> dict[str, Scalar]:
+    """The port where the processes of one server meet, for every arm or for none.
+
+    SGLang takes a free one long before it binds it; 0.5.9 one that any client of the machine may be given meanwhile.
+    With data parallelism each replica needs one of its own, and a given one is an error.
+    """
+    named = {*image.profile.server, *given_flags(settings.extra), *(flag for _, own in chosen for flag in own)}
+    return {} if named & _RENDEZVOUS else {"nccl-port": INIT_PORT}
 
 
 def _graph_sizes(image: Image, settings: Settings) -> tuple[str, ...]:

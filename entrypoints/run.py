@@ -378,9 +378,10 @@ class Runner:
         arm = self.by_name[name]
         self._require_clean()
         port = free_port()
+        init_port = free_port(but=port)
         self.say(f"block {slot + 1} of {len(self.plan['order'])}, pair {pair + 1}: starting {name}")
-        launch = Launch(argv=arm.command(port), env=self._environment(), cwd=self.folder,
-                        log=self.folder / f"server-{index:02}-{name}.log", port=port)
+        launch = Launch(argv=arm.command(port, init_port), env=self._environment(), cwd=self.folder,
+                        log=self.folder / f"server-{index:02}-{name}.log", port=port, init_port=init_port)
         key = key_of(launch.argv) or self.settings.api_key
         expect = Expect(model=self.settings.model, api_key=key, arguments=identity(launch.argv))
         job = measure.Task(

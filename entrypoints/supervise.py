@@ -48,13 +48,17 @@ _AGAIN = "then start again (a benchmark with --resume)"
 
 @dataclass(frozen=True)
 class Launch:
-    """One server start: full command line (its --port included), full environment, where it runs, where it logs."""
+    """One server start: full command line (its --port included), full environment, where it runs, where it logs.
+
+    `init_port` is where its processes meet, when that was given to it: both ports must be free after it.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     log: Path
     port: int
+    init_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -333,7 +337,8 @@ class Server:
         # one that was ready and no longer listens is on its way out, of itself
         gone = self.exit_code is not None or (self._settled and self.launch.port not in processes.listeners())
         before_stop = gone and not self._sent
-        self._ports = processes.listening_ports([one.pid for one in self.look()]) | {self.launch.port}
+        given = {self.launch.port, self.launch.init_port or self.launch.port}
+        self._ports = processes.listening_ports([one.pid for one in self.look()]) | given
         try:
             self._end_tree(grace, _HURRIED_KILL if hurried else _AFTER_KILL)
         except BaseException:
@@ -515,9 +520,9 @@ def _by_status(code: int | None) -> tuple[str, str, str]:
     return f"ended with status {code}", "", "exit-status"
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on and that can be bound now."""
-    taken = set(processes.listeners())
+def free_port(host: str = "127.0.0.1", *, but: int | None = None) -> int:
+    """A port that nobody listens on and that can be bound now, another one than `but`."""
+    taken = {*processes.listeners(), but}
     for port in random.sample(_PORTS, 200):  # chance, so that two runners rarely pick the same
         if port in taken:
             continue

@@ -33,6 +33,18 @@ def test_the_arms_of_the_profile_differ_in_speculation_only() -> None:
     assert base.command(1234)[-2:] == ("--port", "1234")
 
 
+def test_the_processes_of_a_server_meet_on_a_port_that_we_give() -> None:
+    for arm in plan.arms(made(), settings()):
+        assert plan.flags_of(arm.argv)["nccl-port"] == "{init_port}", "the plan does not depend on it"
+        assert plan.flags_of(arm.command(1, 2))["nccl-port"] == "2"
+        assert "{" not in " ".join(arm.command(1))
+    for extra in (("--nccl-port", "5"), ("--dist-init-addr", "10.0.0.2:5"), ("--dp-size=2",)):
+        for arm in plan.arms(made(), settings(extra=extra)):
+            assert plan.flags_of(arm.argv).get("nccl-port") in {None, "5"}, "each replica needs one of its own"
+    mixed = plan.arms(made(baseline={}, eagle3=EAGLE), settings(arm=("baseline", "wide=--dp 2")))
+    assert [plan.flags_of(arm.argv).get("nccl-port") for arm in mixed] == [None, None]
+
+
 def test_defaults_that_depend_on_speculation_are_pinned_in_both_arms() -> None:
     """K4-3: running requests 48 on one side and by cache size on the other."""
     base, spec = plan.arms(made(), settings(concurrency=(1, 64)))

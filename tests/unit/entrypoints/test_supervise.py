@@ -427,7 +427,21 @@ def test_check_is_cheap_once_the_server_is_ready(tmp_path: Path) -> None:
         assert (time.perf_counter() - begin) / 200 < 0.001
 
 
-def test_free_ports_differ_and_can_be_bound() -> None:
+def test_a_port_that_was_given_for_the_rendezvous_must_be_free_as_well(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        start = dataclasses.replace(launch(tmp_path, open=None), init_port=port)
+        with Server(start, grace=2, patience=0) as one:
+            pass
+        assert one.stop().busy_ports == (port,)
+    assert one.remains().clean
+
+
+def test_free_ports_differ_and_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [free_port(), free_port()]
+    with monkeypatch.context() as patched:
+        patched.setattr("random.sample", lambda *_: two)
+        assert [free_port(), free_port(but=two[0])] == two
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 10
     for port in ports:
