@@ -13,9 +13,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import h11
 import numpy as np
@@ -27,6 +27,9 @@ ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
 PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 LAG_TICK = 0.01
+#: seconds between two looks at the server while it is waited for
+WATCH_EVERY = 0.25
+T = TypeVar("T")
 
 
 class StalledError(Exception):
@@ -160,10 +163,15 @@ def events(response: Response) -> Iterator[tuple[float, bytes]]:
 
 
 async def call(host: str, port: int, method: str, path: str, body: object = None, *, stall: float = 60.0,
-               api_key: str = "") -> Response:
-    """One plain request. Raises `ValueError` for a connection or a response that is broken, `StalledError` for none."""
+               api_key: str = "", watch: Callable[[], None] | None = None) -> Response:
+    """One plain request. Raises `ValueError` for a connection or a response that is broken, `StalledError` for none.
+
+    `watch` as in `generate`.
+    """
     data = b"" if body is None else json.dumps(body).encode()
-    raw = await exchange(host, port, request_bytes(method, path, f"{host}:{port}", data, api_key), stall=stall)
+    request = request_bytes(method, path, f"{host}:{port}", data, api_key)
+    work = asyncio.ensure_future(exchange(host, port, request, stall=stall))
+    raw = await _attended(work, [] if watch is None else [_watch(watch, WATCH_EVERY)])
     if raw.error and not raw.reads:
         raise ValueError(raw.error)
     return parse(raw, method)
@@ -267,7 +275,7 @@ class Load:
 
 async def generate(host: str, port: int, jobs: Sequence[Job], *, concurrency: int, stall: float, api_key: str = "",
                    rate: float | None = None, seed: int = 0, watch: Callable[[], None] | None = None,
-                   watch_every: float = 0.25, done: list[tuple[Job, Raw]] | None = None) -> Load:
+                   watch_every: float = WATCH_EVERY, done: list[tuple[Job, Raw]] | None = None) -> Load:
     """Run all jobs: closed loop with `concurrency` in flight, or Poisson arrivals at `rate` per second.
 
     With a rate, `concurrency` still bounds what is in flight, and the time between arrival and sending shows as
@@ -294,21 +302,8 @@ async def generate(host: str, port: int, jobs: Sequence[Job], *, concurrency: in
             finished.append((jobs[index], raw))
 
     lags: list[float] = []
-    beside = [asyncio.ensure_future(_lag(lags))]
-    if watch is not None:
-        beside.append(asyncio.ensure_future(_watch(watch, watch_every)))
-    work = asyncio.gather(*(one(index) for index in range(len(jobs))))
-    everything: list[asyncio.Future[Any]] = [work, *beside]
-    try:
-        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        for task in beside:
-            if task.done():
-                task.result()
-        await work
-    finally:
-        for future in everything:
-            future.cancel()
-        await asyncio.gather(*everything, return_exceptions=True)
+    beside = [_lag(lags)] + ([] if watch is None else [_watch(watch, watch_every)])
+    await _attended(asyncio.gather(*(one(index) for index in range(len(jobs)))), beside)
     return Load(raws=finished, lags=lags, seconds=time.perf_counter() - start,
                 cpu_seconds=time.process_time() - cpu)
 
@@ -318,6 +313,22 @@ def _body(job: Job) -> bytes:
     extra = dict(job.extra)
     sampling.update(extra.pop("sampling_params", {}))
     return json.dumps({"input_ids": list(job.input_ids), "sampling_params": sampling, "stream": True, **extra}).encode()
+
+
+async def _attended(work: asyncio.Future[T], beside: Iterable[Coroutine[Any, Any, None]]) -> T:
+    """The result of `work`, or what one of those beside it raises first; nothing goes on after that."""
+    others = [asyncio.ensure_future(one) for one in beside]
+    everything: list[asyncio.Future[Any]] = [work, *others]
+    try:
+        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            if other.done():
+                other.result()
+        return await work
+    finally:
+        for future in everything:
+            future.cancel()
+        await asyncio.gather(*everything, return_exceptions=True)
 
 
 async def _lag(into: list[float]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from entrypoints import analyse, client, equivalence, evidence, processes, prompts, task, telemetry, trace
 from entrypoints.command import CACHES
-from entrypoints.errors import Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
+from entrypoints.errors import Deadline, Diagnosis, NotReady, ServerDied, ServerFault, Terminated, Unusable
 from entrypoints.image import Patch
 from entrypoints.plan import Arm, resolved
 from entrypoints.probe import NoAnswer
@@ -65,7 +65,7 @@ class Outcome:
     """What came of a block: its record, the resolved arguments, the rendered prompts, and what ended it early.
 
     `remains` waits once more for what its server left behind. `interrupted`: a signal came while the server was being
-    stopped; the block was measured whole, so it is kept before the signal is obeyed.
+    stopped, or the deadline after its passes; the block was measured whole, so it is kept before that is obeyed.
     """
 
     record: dict[str, Any]
@@ -75,7 +75,7 @@ class Outcome:
     rendered_sha256: str = ""
     samples: list[telemetry.Sample] = field(default_factory=list)
     fatal: Unusable | None = None
-    interrupted: Terminated | None = None
+    interrupted: Terminated | Deadline | None = None
 
 
 Save = Callable[[Mapping[str, Any]], None]
@@ -83,10 +83,11 @@ Say = Callable[[str], None]
 
 
 def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None],
-        between: Callable[[], None] = lambda: None) -> Outcome:
+        in_time: Callable[[], None] = lambda: None) -> Outcome:
     """Start, warm up, measure, stop. `save` takes each request's record, `on_ready` may refuse the server by raising.
 
-    `between` is called before each pass and may raise (a deadline). A `ServerFault` does not leave this function: it
+    `in_time` is called all the while and may raise `Deadline`; once all passes are measured, that is in the outcome,
+    too, and the block counts. A `ServerFault` does not leave this function: it
     is in the outcome, with what was measured before. The server is stopped in every case.
     """
     record: dict[str, Any] = {
@@ -102,16 +103,17 @@ def run(task: Task, *, save: Save, say: Say, on_ready: Callable[[Outcome], None]
     try:
         server.start()
         record["pids"] = [server.pid]
-        ready = wait_ready(server, task.expect, stall=task.stall, deadline=task.ready_seconds, on_progress=say)
+        ready = wait_ready(server, task.expect, stall=task.stall, deadline=task.ready_seconds, on_progress=say,
+                           in_time=in_time)
         record["t_ready_s"] = round(ready.seconds, 3)
         record["ready_evidence"] = dict(ready.evidence)
         record["contract"] = (ready.evidence.get("contract") or {}).get("missing", [])
         outcome.server_info = ready.server_info
         outcome.arguments = resolved(ready.server_info)
         record["changed_arguments"] = changed(task.launch.argv, ready.server_info)
-        measuring = _Measuring(task, server, outcome, save, say)
+        measuring = _Measuring(task, server, outcome, save, say, in_time)
         with sampler:
-            measuring.all(on_ready, between)
+            measuring.all(on_ready)
         _telemetry(outcome, sampler, measuring, server.pids)
         record["resident_bytes"] = processes.activity([one.pid for one in server.members]).resident_bytes
     except Unusable as error:
@@ -149,8 +151,10 @@ def _telemetry(outcome: Outcome, sampler: telemetry.Sampler, measuring: _Measuri
 class _Measuring:
     """The part of a block in which the server is up."""
 
-    def __init__(self, task: Task, server: Server, outcome: Outcome, save: Save, say: Say) -> None:
+    def __init__(self, task: Task, server: Server, outcome: Outcome, save: Save, say: Say,
+                 in_time: Callable[[], None]) -> None:
         self.task = task
+        self.in_time = in_time
         self.server = server
         self.outcome = outcome
         self.record = outcome.record
@@ -162,7 +166,12 @@ class _Measuring:
         self.tokens = 0
         self.version = str(outcome.server_info.get("version") or task.plan["image"]["packages"].get("sglang", ""))
 
-    def all(self, on_ready: Callable[[Outcome], None], between: Callable[[], None]) -> None:
+    def watch(self) -> None:
+        """Called about four times a second while anything is waited for: is the server alive, and is there time?"""
+        self.server.check()
+        self.in_time()
+
+    def all(self, on_ready: Callable[[Outcome], None]) -> None:
         plan, task = self.task.plan, self.task
         rendered = self._render((*task.pack.measured, *task.pack.warmup))
         self.outcome.rendered_sha256 = prompts.rendered_digest(rendered)
@@ -174,22 +183,29 @@ class _Measuring:
         jobs = [client.Job(one.id, one.stratum, rendered[one.id], plan["max_tokens"]) for one in order]
         for number in range(plan["passes"]):
             for point in plan["load_points"]:
-                between()
+                self.watch()
                 self._pass(number, point, jobs, shared)
         grown = self._compiled() - compiled
         self.record["warmup"]["jit_files_while_measuring"] = len(grown)
         if grown:
             self.causes.append(f"{len(grown)} kernels were compiled while measuring, first {min(grown)}")
-        self.record["server_info_after"] = self._thresholds()
-        self.record["ties"] = asyncio.run(self._ties(rendered))
-        self.record["evidence"] = self._evidence(len(grown))
-        if self.task.problems:
-            self.record["task"] = self._problems()
+        summary = None
+        self.record.update(server_info_after={}, ties=[])
+        try:
+            self.record["server_info_after"] = self._thresholds()
+            self.record["ties"] = asyncio.run(self._ties(rendered))
+            summary = self._trace()
+            if self.task.problems:
+                self.record["task"] = self._problems()
+        except Deadline as late:  # the passes are whole: the block is kept before the deadline is obeyed
+            self.outcome.interrupted = late
+        self.record["evidence"] = self._evidence(len(grown), summary)
 
     def _render(self, wanted: Sequence[prompts.Prompt]) -> dict[str, tuple[int, ...]]:
         """By the server; when it cannot render chats, by its tokenizer, unless its template is not the model's own."""
         try:
-            return asyncio.run(prompts.render(self.host, self.port, wanted, api_key=self.task.api_key))
+            return asyncio.run(prompts.render(self.host, self.port, wanted, api_key=self.task.api_key,
+                                              watch=self.watch))
         except Unusable:
             self.server.check()
             if self.outcome.server_info.get("chat_template"):
@@ -202,7 +218,7 @@ class _Measuring:
         try:
             return asyncio.run(client.generate(self.host, self.port, jobs, concurrency=concurrency,
                                                stall=self.task.stall, api_key=self.task.api_key,
-                                               watch=self.server.check, done=done, rate=rate,
+                                               watch=self.watch, done=done, rate=rate,
                                                seed=self.task.plan["order_seed"] + self.task.pair))
         except client.StalledError as error:
             self.server.check()  # a dead server explains the silence better
@@ -254,7 +270,7 @@ class _Measuring:
                                  "jit_files_new": len(before - first), "jit_files_while_measuring": 0}
 
     def _pass(self, number: int, point: int, jobs: Sequence[client.Job], shared: Mapping[str, int]) -> None:
-        flush = asyncio.run(_flush(self.host, self.port, self.task.api_key, self.server.check))
+        flush = asyncio.run(_flush(self.host, self.port, self.task.api_key, self.watch))
         self.record["flush"].append(flush)
         self.say(f"pass {number + 1}, concurrency {point}, {len(jobs)} requests")
         done: list[tuple[client.Job, client.Raw]] = []
@@ -300,16 +316,20 @@ class _Measuring:
         return frozenset(found for name in JIT_CACHES
                          for found in _files(Path(self.task.launch.env.get(name, "/nonexistent"))))
 
-    def _evidence(self, jit_files: int) -> list[dict[str, Any]]:
-        """What this start shows for each claim; the trace is taken now, when nothing is measured any more."""
-        summary = None
-        if self.task.trace is not None:
-            try:
-                summary = trace.take(self.port, self.task.trace, version=self.version,
-                                     gpu=self.task.plan["image"]["cuda"] is not None,
-                                     api_key=self.task.api_key, while_waiting=self.server.check)
-            except (NoAnswer, ServerFault) as error:  # the measurement is over, its numbers stand
-                self.say(f"no trace: {error}")
+    def _trace(self) -> trace.Summary | None:
+        """A short trace, now that nothing is measured any more; None when none is wanted or to be had."""
+        if self.task.trace is None:
+            return None
+        try:
+            return trace.take(self.port, self.task.trace, version=self.version,
+                              gpu=self.task.plan["image"]["cuda"] is not None,
+                              api_key=self.task.api_key, while_waiting=self.watch)
+        except (NoAnswer, ServerFault) as error:  # the measurement is over, its numbers stand
+            self.say(f"no trace: {error}")
+            return None
+
+    def _evidence(self, jit_files: int, summary: trace.Summary | None) -> list[dict[str, Any]]:
+        """What this start shows for each claim."""
         return evidence.observe(evidence.Observation(
             arm=self.task.arm.name, version=self.version, server_info=self.outcome.server_info,
             environment=self.task.launch.env, log=self.server.log.everything(), patches=self.task.patches,
@@ -323,11 +343,14 @@ class _Measuring:
                     "top_logprobs_num": equivalence.TOP, "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
             try:
                 response = await client.call(self.host, self.port, "POST", "/generate", body, stall=self.task.stall,
-                                             api_key=self.task.api_key)
+                                             api_key=self.task.api_key, watch=self.watch)
                 top = json.loads(response.text)["meta_info"]["output_top_logprobs"][0]
                 judged.append(equivalence.judge(fork, [(float(one[0]), int(one[1])) for one in top]))
-            except (ValueError, KeyError, IndexError, TypeError, client.StalledError) as error:
+            except (ValueError, KeyError, IndexError, TypeError) as error:
                 self.say(f"split of {fork['prompt_id']} not looked at: {error}")
+            except client.StalledError as error:  # the next question would only wait as long again
+                self.say(f"split of {fork['prompt_id']} and the rest not looked at: {error}")
+                break
         return judged
 
     def _problems(self) -> dict[str, Any]:
@@ -357,7 +380,7 @@ class _Measuring:
         """Acceptance thresholds after the measurement: they can be changed while a server runs."""
         try:
             response = asyncio.run(client.call(self.host, self.port, "GET", "/server_info", stall=self.task.stall,
-                                               api_key=self.task.api_key))
+                                               api_key=self.task.api_key, watch=self.watch))
             table = json.loads(response.text)
         except (ValueError, client.StalledError):
             return {}
@@ -393,13 +416,13 @@ def _median_gap(rows: Sequence[Mapping[str, Any]]) -> float | None:
 async def _flush(host: str, port: int, api_key: str, watch: Callable[[], None]) -> dict[str, Any]:
     """Empty the prefix cache and check that it was done: the server answers 400 while a request is pending.
 
-    `watch` is called between tries and raises when the server is dead.
+    `watch` is called all the while; it raises when the server is dead.
     """
     status: int | None = None
     message = ""
     for attempt in range(1, FLUSH_TRIES + 1):
         try:
-            response = await client.call(host, port, "POST", "/flush_cache", api_key=api_key)
+            response = await client.call(host, port, "POST", "/flush_cache", api_key=api_key, watch=watch)
             status, message = response.status, response.text.splitlines()[0] if response.text else ""
         except ValueError as error:
             status, message = None, str(error)

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,16 +183,17 @@ def order(pack: Pack, seed: int | Sequence[int]) -> tuple[Prompt, ...]:
     return tuple(pack.measured[int(position)] for position in index)
 
 
-async def render(host: str, port: int, prompts: Sequence[Prompt], *, api_key: str = "") -> dict[str, tuple[int, ...]]:
+async def render(host: str, port: int, prompts: Sequence[Prompt], *, api_key: str = "",
+                 watch: Callable[[], None] | None = None) -> dict[str, tuple[int, ...]]:
     """Token ids of each prompt by the server's own chat template (`/v1/tokenize` with messages).
 
-    Raises `Unusable` naming the endpoint when the server cannot do that.
+    `watch` as in `client.generate`. Raises `Unusable` naming the endpoint when the server cannot do that.
     """
     rendered: dict[str, tuple[int, ...]] = {}
     for prompt in prompts:
         body = {"model": "default", "messages": list(prompt.messages)}
         try:
-            response = await client.call(host, port, "POST", "/v1/tokenize", body, api_key=api_key)
+            response = await client.call(host, port, "POST", "/v1/tokenize", body, api_key=api_key, watch=watch)
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {response.text[:200]}")
             tokens = json.loads(response.text).get("tokens")

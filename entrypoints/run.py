@@ -394,7 +394,7 @@ class Runner:
         requests = self.folder / records.REQUESTS
         outcome = measure.run(job, save=lambda row: records.append(requests, row),
                               say=lambda line: self.say(f"  {name}: {line}"), on_ready=self._on_ready(arm),
-                              between=self._in_time)
+                              in_time=self._in_time)
         with signals.held():
             for sample in outcome.samples:
                 records.append(self.folder / records.TELEMETRY, {"block": index, **sample})

@@ -13,7 +13,8 @@ rate}; `by_steps` {speculative steps: rate}; `tau`; `restart_sd`, `drift` (log, 
 `log` lines; `tokenize` HTTP status; `health` HTTP statuses in turn; `error_after`, `die_after`, `hang_after`,
 `end_after` measured requests (it dies when one more comes; it ends once that many are answered); `last_words` lines
 and exit `status` of such a death; `stillborn`: so many starts die so before they listen; `stillborn_steps`: starts
-with so many speculative steps die so; `mute`: it never listens; `die_at_flush`; `ignore_term`; `length` factor;
+with so many speculative steps die so; `mute`: it never listens; `hang_at_ties`: it answers no question about
+two best tokens; `die_at_flush`; `ignore_term`; `length` factor;
 `wrong` share of problems answered wrongly; `kernels` names in a profiler trace. `answers` beside `arms` {text of a
 problem: its answer}: for the task check.
 """
@@ -66,7 +67,8 @@ class Sim:
         self.speculative = "speculative_algorithm" in flags
         arms = config["arms"]
         self.arm: dict[str, Any] = arms.get("eagle3" if self.speculative else "baseline", {})
-        self.number = start_number(Path(config["state"]))
+        self.state = Path(config["state"])
+        self.number = start_number(self.state)
         nccl = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
         (Path(config["state"]) / f"environment-{self.number}").write_text(json.dumps(nccl))
         dice = random.Random(config.get("seed", 1) * 7919 + self.number)
@@ -230,6 +232,9 @@ class Sim:
             plain(200, "Start profiling.")
         elif path == "/flush_cache":
             plain(self.flush(), "Cache flushed.")
+        elif path == "/generate" and body.get("return_logprob") and self.arm.get("hang_at_ties"):
+            (self.state / "hung").touch()
+            await asyncio.Event().wait()
         elif path == "/generate" and body.get("return_logprob"):
             # the baseline's own next token is the best, the one that a split takes instead is second
             prompt, told = self.prompts_seen(body["input_ids"])

@@ -197,6 +197,19 @@ def test_the_watch_ends_everything_at_once() -> None:
     assert time.monotonic() - began < 3
 
 
+def test_a_plain_call_ends_when_the_server_is_dead() -> None:
+    """SGLang 0.5.9: the scheduler was killed, the HTTP process lives and answers nothing."""
+    async def handler(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+
+    def dead() -> None:
+        raise RuntimeError("dead")
+
+    with pytest.raises(RuntimeError, match="dead"):
+        asyncio.run(with_server(handler, lambda port: client.call("127.0.0.1", port, "GET", "/", stall=600.0,
+                                                                  watch=dead)))
+
+
 def test_a_plain_call_sends_key_and_body_and_reads_the_answer() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 201 OK\r\nContent-Length: 2\r\n\r\nhi")

@@ -198,6 +198,40 @@ def test_a_run_stopped_by_the_deadline_resumes_and_keeps_what_it_had(bench: Benc
     assert clock == sorted(clock), "what was measured after the pause comes after it"
 
 
+@pytest.mark.parametrize("arm", [{"mute": True}, {"hang_after": 1}], ids=["starting", "measuring"])
+def test_the_deadline_holds_in_every_phase(bench: Bench, arm: dict[str, Any]) -> None:
+    """A start or a pass that never ends: nothing else than the deadline would end it before the stall limit."""
+    from entrypoints.errors import Deadline
+    with pytest.raises(Deadline, match="the deadline of 3 s was reached"):
+        bench.go(BASE | FAST | arm, SPEC | FAST | arm, deadline_seconds=3.0, stall_seconds=600.0)
+    assert bench.result()["status"] == "aborted"
+    assert servers(bench) == []
+
+
+def test_a_deadline_after_the_passes_keeps_the_block(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoints.errors import Deadline, Problem
+    hung = bench.folder / "starts" / "hung"
+
+    def late(_self: run.Runner) -> None:
+        if hung.exists():
+            raise Deadline(Problem("late"))
+
+    monkeypatch.setattr(run.Runner, "_in_time", late)
+    with pytest.raises(Deadline, match="late"):
+        bench.go(BASE | FAST | {"hang_at_ties": True}, SPEC | FAST | {"split": 0.1}, pairs=2, stall_seconds=600.0)
+    last = bench.result()["blocks"][-1]
+    assert (last["arm"], last["validity"]["ok"], last["ties"]) == ("baseline", True, [])
+    assert last["evidence"]
+    assert servers(bench) == []
+
+
+def test_the_first_question_about_a_split_that_stalls_is_the_last(bench: Bench) -> None:
+    """Each of up to 32 would wait as long; a stop after the passes costs no block."""
+    bench.go(BASE | FAST | {"hang_at_ties": True}, SPEC | FAST | {"split": 0.1}, pairs=2, stall_seconds=1.5)
+    assert bench.err.getvalue().count("not looked at") == 1
+    assert [block["validity"]["ok"] for block in bench.result()["blocks"]] == [True] * 4
+
+
 def test_a_settled_run_stops_at_the_look_that_settled_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LOOKS", {"standard": (1, 3)})
     monkeypatch.setattr(run, "SETTLED", frozenset(VALID))
