@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from buildctl import interrupts
 from buildctl.engine import Engine
 from buildctl.errors import EngineError, Interrupted, Problem, ResourceError, UsageError
 
@@ -137,8 +138,10 @@ class Container:
         :raises EngineError: it could not be started.
         :raises Interrupted: by the user; the container was stopped and has ended, its files can be collected.
         """
-        process = self._start(output)
+        process: subprocess.Popen[str] | None = None
         try:
+            with interrupts.held():
+                process = self._start(output)
             text = process.stdout.read() if process.stdout else ""
             process.wait()
             while (state := self._inspect()["State"]).get("Running"):
@@ -148,7 +151,8 @@ class Container:
             self._stop()
             raise Interrupted(Problem("interrupted", self._spec.name)) from None
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
         if state.get("StartedAt") == _NEVER:
             raise refusal(str(state.get("Error") or "no reason"), self._spec)
         return Ended(int(state["ExitCode"]), bool(state.get("OOMKilled")), text)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from buildctl import dial
+from buildctl import dial, interrupts
 from buildctl.errors import (
     AuthError,
     BuildctlError,
@@ -374,23 +374,27 @@ def _follow(command: Sequence[str], folder: Path, log: Path, show: Mode, environ
     """Run buildx, follow its stream, and turn its end into an error or a record."""
     env = {**os.environ, **environment, "BUILDX_BAKE_ENTITLEMENTS_FS": "0", "BUILDKIT_PROGRESS": "rawjson"}
     with Progress(log=log, mode=show) as progress:
-        # a session of its own: an interrupt reaches buildx once, from us, and in order
-        process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, start_new_session=True)
-        stream = cast(BinaryIO, process.stderr)
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with interrupts.held():
+                # a session of its own: an interrupt reaches buildx once, from us, and in order
+                process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL,
+                                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+            stream = cast(BinaryIO, process.stderr)
             while data := os.read(stream.fileno(), 65536):
                 progress.feed(data)
             code = process.wait()
         except KeyboardInterrupt:
-            _stop(process)
+            if process is not None:
+                _stop(process)
             progress.finish(130)
             raise Interrupted(Problem("the build was interrupted", todo="run the same command again: finished steps "
                                       "are kept in the cache")) from None
         finally:
-            if process.poll() is None:
-                _stop(process)
-            stream.close()
+            if process is not None:
+                if process.poll() is None:
+                    _stop(process)
+                cast(BinaryIO, process.stderr).close()
         record = progress.finish(code)
     if code != 0:
         error = record.error

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +94,24 @@ def test_an_interrupt_ends_buildx(tmp_path: Path, client: Path, monkeypatch: pyt
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_an_interrupt_while_buildx_is_being_started_leaves_no_process(tmp_path: Path, client: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    write(client, "n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done")
+    made: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def interrupted(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        made.append(real(*words, **more))
+        if "bake" in words[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return made[-1]
+
+    monkeypatch.setattr("buildctl.engine.subprocess.Popen", interrupted)
+    with pytest.raises(Interrupted):
+        bake(tmp_path)
+    assert all(one.poll() is not None for one in made)
 
 
 def test_a_client_without_buildx_is_passed_over(tmp_path: Path, client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
