@@ -6,8 +6,8 @@ The image's digest stays what it is. Both are found by tools that know the types
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from buildctl import contents, provenance, sbom
 from buildctl import lock as locks
@@ -16,8 +16,11 @@ from buildctl.compose import Composition
 from buildctl.errors import NetworkError, Problem
 from buildctl.oci import Descriptor
 from buildctl.provenance import Build, Origin
-from buildctl.reference import Reference, Target, parse
+from buildctl.reference import Reference
 from buildctl.registry import Registry
+
+if TYPE_CHECKING:
+    from buildctl.publishing import Placed
 
 IN_TOTO = "application/vnd.in-toto+json"
 _PREDICATE_TYPE = "in-toto.io/predicate-type"
@@ -34,51 +37,53 @@ class Attestation:
     digest: str
 
 
-def attach_all(composition: Composition, built: Iterable[Built], pushed: Iterable[Mapping[str, Any]],
-               places: Iterable[Target], registry: Callable[[str], Registry], origin: Origin, build: Build,
-               environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """Attach to every image that this build made or found in the engine, wherever it was pushed.
+def attach_all(composition: Composition, placed: Iterable[Placed], registry: Callable[[str], Registry],
+               origin: Origin, build: Build, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Attach what is missing to every image: what this run made, and what is in a registry without provenance.
 
-    An image that somebody else has pushed under the key has another digest and is left alone.
-
-    :param pushed: what publishing told: `action`, `target` and `digest` of each tag.
+    An image that somebody else pushed under the key while this run was building has another digest and is left alone.
     """
-    moves = {str(move["target"]): move for move in pushed}
     told = []
-    for one, place in ((one, place) for one in built if one.state != "published" for place in places):
-        key = place.place(parse(one.image.tags[1]))
-        move = moves.get(str(key))
-        if move is None or (move["action"] != "upload" and move["digest"] != one.digest):
+    for one in placed:
+        built, reference = one.built, one.target.at(one.digest)
+        if built.state != "published" and not one.new and one.digest != built.digest:
             continue
-        client, reference = registry(key.registry), key.at(str(move["digest"]))
-        known = attached(client, key.repository, reference.digest) if move["action"] != "upload" else ()
-        if any(other.kind == "provenance" for other in known):
+        client = registry(reference.registry)
+        if not one.new and attested(client, reference.repository, one.digest):
             continue
-        how = build if one.state in ("built", "pushed") else replace(build, started=0.0, finished=0.0)
+        how = build if built.state in ("built", "pushed") else Build(builder=build.builder)
         told += [{"action": "attest", "target": str(reference), "digest": descriptor.digest} for descriptor in
-                 _attach(client, reference, composition, one, origin, how, environment)]
+                 _attach(client, reference, composition, built, origin, how, environment)]
     return told
 
 
 def _attach(registry: Registry, reference: Reference, composition: Composition, one: Built, origin: Origin,
             build: Build, environment: Mapping[str, str]) -> list[Descriptor]:
-    """Provenance, and the bill of materials that the image itself carries."""
+    """The bill of materials that the image itself carries, then provenance: where that is, nothing is missing."""
     repository, stack = reference.repository, composition.stack
     manifest = registry.manifest(repository, reference.digest)
     if manifest is None or manifest.digest != reference.digest:
         raise NetworkError(Problem("the registry does not show what was pushed", str(reference),
                                    manifest.digest if manifest else "nothing", reference.digest, "repeat the push"))
-    layer = stack.layer(one.image.name)
-    part = locks.restrict(composition.lock, stack.layers[: stack.layers.index(layer) + 1])
-    facts = {"image": one.image.name, "stack": stack.name, "version": one.image.version, "key": one.image.key.value}
-    statement = provenance.statement(reference.name, reference.digest, facts, part, origin, build, environment)
-    made = [registry.attach(repository, manifest.descriptor, IN_TOTO, {"provenance.json": (IN_TOTO, statement)},
-                            {_PREDICATE_TYPE: provenance.PREDICATE})]
+    made = []
     document = contents.top_file(registry, reference, stack.platform, sbom.PATH)
     if document is not None:
         made.append(registry.attach(repository, manifest.descriptor, sbom.MEDIA_TYPE,
                                     {"sbom.json": (sbom.MEDIA_TYPE, document)}, {}))
+    layer = stack.layer(one.image.name)
+    part = locks.restrict(composition.lock, stack.layers[: stack.layers.index(layer) + 1])
+    facts = {"image": one.image.name, "stack": stack.name, "version": one.image.version, "key": one.image.key.value}
+    statement = provenance.statement(reference.name, reference.digest, facts, part, origin, build, environment)
+    made.append(registry.attach(repository, manifest.descriptor, IN_TOTO, {"provenance.json": (IN_TOTO, statement)},
+                                {_PREDICATE_TYPE: provenance.PREDICATE}))
     return made
+
+
+def attested(registry: Registry, repository: str, digest: str) -> bool:
+    """Whether a digest has provenance, by the list of what is attached alone."""
+    return any(entry.get("artifactType") == IN_TOTO
+               and (entry.get("annotations") or {}).get(_PREDICATE_TYPE) == provenance.PREDICATE
+               for entry in registry.referrers(repository, digest))
 
 
 def attached(registry: Registry, repository: str, digest: str) -> tuple[Attestation, ...]:

@@ -105,12 +105,20 @@ class Promoter:
         copied = Copied()
         for host, repository in places:
             if (host, repository) != home:
-                copied += self._copy(source, manifest, Reference(host, repository))
-                copied += self._copy_referrers(source, manifest, Reference(host, repository))
+                copied += self._with_referrers(source, manifest, Reference(host, repository))
         for move in promotion.moves:
             if move.action != "keep":
                 self._tag(move, manifest)
         return copied
+
+    def copy(self, source: Reference, target: Reference) -> Copied:
+        """An image and what is attached to it, by digest, into the repository of `target`; no tag is set."""
+        self._registry(target.registry).check_push(target.repository)
+        return self._with_referrers(source, self._registry(source.registry).existing(source),
+                                    Reference(target.registry, target.repository))
+
+    def _with_referrers(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
+        return self._copy(source, manifest, target) + self._copy_referrers(source, manifest, target)
 
     def _tag(self, move: Move, manifest: Manifest) -> None:
         registry = self._registry(move.target.registry)

@@ -33,7 +33,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How it was built. Times in seconds since 1970, 0 where this run did not build it."""
+    """How it was built. Times in seconds since 1970, 0 where this run did not build it; no run is named then."""
 
     engine: str = ""
     builder: str = ""
@@ -52,7 +52,7 @@ def statement(name: str, digest: str, image: Mapping[str, str], part: Lock, orig
     """
     algorithm, _, value = digest.partition(":")
     identity, invocation = runner(environment)
-    metadata = {"invocationId": invocation,
+    metadata = {"invocationId": invocation if build.started else "",
                 "startedOn": _time(build.started), "finishedOn": _time(build.finished)}
     body = {
         "_type": STATEMENT, "subject": [{"name": name, "digest": {algorithm: value}}], "predicateType": PREDICATE,

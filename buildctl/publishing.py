@@ -1,17 +1,35 @@
-"""Publishing what a build made: images and chain stages under their keys, then the version tags, by digest."""
+"""Publishing what a build made: images and chain stages under their keys, what is attached to them, then the version
+tags, by digest. A version tag never names an image that still lacks what belongs to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from buildctl.building import Outcome
-from buildctl.promote import Move, Promoter
+from buildctl.building import Built, Outcome
+from buildctl.promote import Promoter
 from buildctl.push import Job, Publisher, Result
 from buildctl.reference import Reference, Target, parse
 
 
-def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An image under its key tag in one place: its digest there, and whether this run put it there."""
+
+    built: Built
+    target: Reference
+    digest: str
+    new: bool
+
+
+#: attaches what is missing to images, and tells what it attached where
+Attach = Callable[[Sequence[Placed]], Sequence[dict[str, Any]]]
+
+
+def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher,
+            attach: Attach | None = None) -> list[dict[str, Any]]:
     """Publish to every place; what is there already is not sent again.
 
     Key tags never change their content. Version tags move, last and by digest. What the first place has without the
@@ -22,13 +40,17 @@ def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher) ->
     first, others = places[0], places[1:]
     jobs: list[Job] = []
     there: list[tuple[Reference, str, str]] = []  # fixed tag, digest in the first place, content key
-    moving: list[tuple[Reference, Reference]] = []  # fixed tag, version tag
-    named: list[Result] = []
+    results: dict[Reference, Result] = {}
+    digests: dict[Reference, str] = {}
+
+    def done(result: Result) -> None:
+        results[result.target], digests[result.target] = result, result.digest
 
     def settle(tag: Reference, digest: str, key: str) -> None:
-        named.append(publisher.name(first.place(tag), digest, key))
-        publisher.watcher.done(named[-1])
-        there.append((tag, named[-1].digest, key))
+        result = publisher.name(first.place(tag), digest, key)
+        publisher.watcher.done(result)
+        done(result)
+        there.append((tag, result.digest, key))
 
     for stage in outcome.chain:
         if outcome.straight_to is None or outcome.baked is None:
@@ -36,39 +58,37 @@ def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher) ->
         else:
             settle(parse(stage.tag), outcome.baked.digests[stage.target], stage.key)
     for built in outcome.images:
-        version, key = (parse(tag) for tag in built.image.tags)
+        key = parse(built.image.tags[1])
         if built.state == "pushed":
             settle(key, built.digest, built.image.key.value)
-            moving.append((key, version))
         elif built.state == "published":
+            digests[first.place(key)] = built.digest
             there.append((key, built.digest, built.image.key.value))
-            moving.append((key, version))
         else:
-            jobs += [Job(str(key), place.place(key), moving=(version.tag,)) for place in places]
-    told = [result.as_dict() for result in [*named, *(publisher.publish(jobs) if jobs else ())]]
-
+            jobs += [Job(str(key), place.place(key)) for place in places]
+    for result in publisher.publish(jobs) if jobs else ():
+        done(result)
     promoter = Promoter(publisher.registry)
-    digests = {first.place(tag): digest for tag, digest, _ in there}
     for tag, digest, value in there:
         for place in others:
-            target = place.place(tag)
-            held = publisher.holds(target, digest, value)
-            digests[target] = held or digest
-            told.append(_keep(target, held) if held else _copy(promoter, first.place(tag).at(digest), target))
-    for tag, version in moving:
-        for place in places:
-            target, digest = place.place(version), digests[place.place(tag)]
-            found = publisher.registry(target.registry).head(target.repository, target.tag)
-            told.append(_keep(target, digest) if found is not None and found.digest == digest
-                        else _copy(promoter, target.at(digest), target, move=True))
+            done(_mirrored(publisher, promoter, first.place(tag).at(digest), place.place(tag), value))
+
+    told = [result.as_dict() for result in results.values()]
+    if attach is not None:
+        keyed = [(built, place.place(parse(built.image.tags[1]))) for built in outcome.images for place in places]
+        told += attach([Placed(built, target, digests[target], target in results
+                               and results[target].action == "upload") for built, target in keyed])
+    for built in outcome.images:
+        version, key = (parse(tag) for tag in built.image.tags)
+        told += [publisher.move(place.place(version), digests[place.place(key)]).as_dict() for place in places]
     return told
 
 
-def _keep(target: Reference, digest: str) -> dict[str, Any]:
-    return Move("keep", target, digest, digest).as_dict()
-
-
-def _copy(promoter: Promoter, source: Reference, target: Reference, *, move: bool = False) -> dict[str, Any]:
-    promotion = promoter.plan(source, [target], move=move)
-    promoter.carry_out(promotion)
-    return promotion.moves[0].as_dict()
+def _mirrored(publisher: Publisher, promoter: Promoter, source: Reference, target: Reference, key: str) -> Result:
+    """A fixed tag as the first place has it, in another place; what that holds under the same key stays."""
+    if held := publisher.holds(target, source.digest, key):
+        return Result("keep", target, str(source), held)
+    promoter.copy(source, target)
+    named = publisher.name(target, source.digest, key)
+    # what is attached came along with the image: it is looked at before more is attached
+    return replace(named, action="tag" if named.action == "upload" else "keep")

@@ -207,6 +207,20 @@ class Publisher:
         proved = self._prove(target, digest, LocalImage(digest, frozenset(), {KEY_LABEL: key}))
         return Result("upload", target, source, proved, seconds=time.monotonic() - started)
 
+    def move(self, target: Reference, digest: str) -> Result:
+        """Point a tag that may move at a digest that its repository has.
+
+        Raises `NetworkError`, and `TagExistsError` where another writer moves it at the same time.
+        """
+        found = self.registry(target.registry).head(target.repository, target.tag)
+        current = found.digest if found else ""
+        source = str(target.at(digest))
+        if current == digest:
+            return Result("keep", target, source, digest)
+        result = self._tag(Move("move", Job(source, target), target, current), digest)
+        self.watcher.done(result)
+        return result
+
     def holds(self, target: Reference, digest: str, key: str) -> str:
         """The digest of a fixed tag: this one, or another with the same content key; empty when the tag is new.
 

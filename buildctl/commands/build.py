@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ from buildctl.resume import Found
 from buildctl.units import size
 
 if TYPE_CHECKING:
+    from buildctl.publishing import Attach
     from buildctl.push import Publisher
 
 
@@ -98,11 +100,13 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             _tell(outcome)
         for line in drift.lines(drifted, stack_name):
             _say(line)
-        pushed = _publish(outcome, places, publisher, engine) if publisher else []
-        if publisher and not no_attest and any(built.state != "published" for built in outcome.images):
-            how = Build("" if builder else engine.facts().version, builder or "", began, finished)
-            pushed += attestations.attach_all(composition, outcome.images, pushed, places, publisher.registry,
-                                              origin(found.root), how, os.environ)
+        pushed = []
+        if publisher:
+            how = Build("" if builder or outcome.baked is None else engine.facts().version, builder or "", began,
+                        finished)
+            pushed = _publish(outcome, places, publisher, engine, None if no_attest else partial(
+                attestations.attach_all, composition, registry=publisher.registry, origin=origin(found.root),
+                build=how, environment=os.environ))
     if as_json:
         emit({**outcome.as_dict(), "drift": {name: list(both) for name, both in drifted.items()}, "pushed": pushed})
     else:
@@ -110,12 +114,12 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             click.echo(f"{result['action']:10} {result['target']}@{result['digest']}")
 
 
-def _publish(outcome: building.Outcome, places: list[Target], publisher: Publisher,
-             engine: Engine) -> list[dict[str, Any]]:
+def _publish(outcome: building.Outcome, places: list[Target], publisher: Publisher, engine: Engine,
+             attach: Attach | None) -> list[dict[str, Any]]:
     from buildctl import publishing
 
     try:
-        return publishing.publish(outcome, places, publisher)
+        return publishing.publish(outcome, places, publisher, attach)
     finally:
         # these names are of use in a registry only; the cache keeps the content
         for name in outcome.names.values():

@@ -72,6 +72,14 @@ def test_what_is_not_known_is_left_out(part: Lock) -> None:
     assert "digest" not in next(iter(provenance.materials(unlocked)))
 
 
+@pytest.mark.parametrize(("started", "run"), [(1_700_000_000.0, "https://ci.example/job/7"), (0.0, None)])
+def test_a_run_is_named_by_what_it_built_only(part: Lock, started: float, run: str | None) -> None:
+    environment = {"GITLAB_CI": "true", "CI_PROJECT_URL": "https://ci.example/p", "CI_JOB_URL": "https://ci.example/job/7"}
+    made = json.loads(provenance.statement("r.example/sglang", DIGEST, IMAGE, part, CHECKOUT,
+                                           Build(started=started), environment))
+    assert made["predicate"]["runDetails"]["metadata"].get("invocationId") == run
+
+
 def test_a_dirty_checkout_says_so(part: Lock) -> None:
     definition = statement(part, Origin(f"{COMMIT}-dirty", "https://g.example/x"))["predicate"]["buildDefinition"]
     assert definition["internalParameters"]["revision"] == f"{COMMIT}-dirty"
