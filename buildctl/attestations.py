@@ -46,7 +46,7 @@ def attach_all(composition: Composition, placed: Iterable[Placed], registry: Cal
     told = []
     for one in placed:
         built, reference = one.built, one.target.at(one.digest)
-        if built.state != "published" and not one.new and one.digest != built.digest:
+        if built.state != "published" and one.foreign:
             continue
         client = registry(reference.registry)
         if not one.new and attested(client, reference.repository, one.digest):

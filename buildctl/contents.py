@@ -18,7 +18,7 @@ from buildctl.errors import AuditError, NetworkError, Problem, UsageError
 from buildctl.filesystem import FileSystem
 from buildctl.layers import Keep, Layer, Pieces, Source, WrongDigest
 from buildctl.oci import INDEXES, Descriptor, Manifest, digest_of, platforms_of
-from buildctl.reference import Reference
+from buildctl.reference import Reference, parse
 from buildctl.registry import Registry
 
 #: hears of a layer's number (from 1; 0 where they come in any order), how many there are, and its bytes so far
@@ -115,6 +115,19 @@ def top_file(registry: Registry, reference: Reference, platform: str, path: str)
             if name == path:
                 return entry.content
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class TopFiles:
+    """Reads small files of images in registries, for one platform, as `top_file` does."""
+
+    registry: Callable[[str], Registry]
+    platform: str
+
+    def file(self, reference: str, path: str) -> bytes | None:
+        """The content, None where no small layer has it. Raises as `from_registry`."""
+        parsed = parse(reference)
+        return top_file(self.registry(parsed.registry), parsed, self.platform, path.removeprefix("/"))
 
 
 def from_export(chunks: Iterable[bytes], name: str, keep: Keep, progress: Progress | None = None) -> Image:

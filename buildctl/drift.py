@@ -15,17 +15,20 @@ Drift = Mapping[str, tuple[str, str]]
 
 
 class Reader(Protocol):
-    """What reads a file of an image: the engine."""
+    """What reads a file of an image: the engine, or a registry."""
 
     def file(self, reference: str, path: str) -> bytes | None:
         """The content, None when the image or the file is not there."""
 
 
-def of(reader: Reader, images: Iterable[str]) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
-    """The drift of some images together, as their guards found it; and the images that are not here to be asked."""
+def of(images: Iterable[tuple[Reader, str]]) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """The drift of some images together, as their guards found it; and the images that cannot be asked.
+
+    :param images: who has the image, and its name there.
+    """
     found: dict[str, tuple[str, str]] = {}
     unseen = []
-    for image in images:
+    for reader, image in images:
         content = reader.file(image, REPORT)
         if content is None:
             unseen.append(image)
@@ -50,9 +53,9 @@ def refuse(drift: Drift, unseen: Iterable[str], stack: str) -> None:
 
     :raises AuditError: there is drift, or an image that is not here.
     """
-    problems = [Problem("the image cannot be asked for its Debian packages", image, found="not in this engine",
-                        expected="a built image in the engine", todo="leave out --strict with a builder that keeps no "
-                        "images, or build with the engine's own") for image in unseen]
+    problems = [Problem("the image cannot be asked for its Debian packages", image, found=f"no {REPORT}",
+                        expected="the report of its guard", todo="build it again with --no-cache, or leave out --strict")
+                for image in unseen]
     if drift:
         problems.append(Problem(
             f"{len(drift)} Debian packages are not those of the lock", f"stack '{stack}'",

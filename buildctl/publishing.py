@@ -23,17 +23,22 @@ class Placed:
     digest: str
     new: bool
 
+    @property
+    def foreign(self) -> bool:
+        """Whether the tag names other bytes with the same key: built elsewhere, and there first."""
+        return not self.new and self.digest != self.built.digest
 
-#: attaches what is missing to images, and tells what it attached where
-Attach = Callable[[Sequence[Placed]], Sequence[dict[str, Any]]]
+
+#: does what has to be done before version tags name these images, and tells what it made
+Finish = Callable[[Sequence[Placed]], Sequence[dict[str, Any]]]
 
 
 def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher,
-            attach: Attach | None = None) -> list[dict[str, Any]]:
+            finish: Finish | None = None) -> list[dict[str, Any]]:
     """Publish to every place; what is there already is not sent again.
 
-    Key tags never change their content. Version tags move, last and by digest. What the first place has without the
-    engine - from before the build, or pushed by the builder - is copied from there to the others.
+    Key tags never change their content. Version tags move, last and by digest, after `finish`. What the first place
+    has without the engine - from before the build, or pushed by the builder - is copied from there to the others.
 
     :raises BuildctlError: of the class that fits; running it again does what is missing.
     """
@@ -74,9 +79,9 @@ def publish(outcome: Outcome, places: Sequence[Target], publisher: Publisher,
             done(_mirrored(publisher, promoter, first.place(tag).at(digest), place.place(tag), value))
 
     told = [result.as_dict() for result in results.values()]
-    if attach is not None:
+    if finish is not None:
         keyed = [(built, place.place(parse(built.image.tags[1]))) for built in outcome.images for place in places]
-        told += attach([Placed(built, target, digests[target], target in results
+        told += finish([Placed(built, target, digests[target], target in results
                                and results[target].action == "upload") for built, target in keyed])
     for built in outcome.images:
         version, key = (parse(tag) for tag in built.image.tags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from buildctl import attestations, building, credentials, drift, fetch, host, locking, resume
+from buildctl import attestations, building, contents, credentials, drift, fetch, host, locking, resume
 from buildctl.cli import emit
 from buildctl.commands._options import cache_dir, composed, json_option, origin, stack_option, wheelhouse_option
 from buildctl.engine import Builder, Engine
@@ -24,7 +25,7 @@ from buildctl.resume import Found
 from buildctl.units import size
 
 if TYPE_CHECKING:
-    from buildctl.publishing import Attach
+    from buildctl.publishing import Finish, Placed
     from buildctl.push import Publisher
 
 
@@ -92,8 +93,8 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
         began = time.time()
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
         finished = time.time()
-        drifted, unseen = drift.of(engine, (built.image.tags[1] for built in outcome.images
-                                            if built.state not in ("published", "pushed")))
+        reader = contents.TopFiles(publisher.registry, composition.stack.platform) if publisher else None
+        drifted, unseen = drift.of(_asked(outcome, places, engine, reader, all_of_them=strict))
         if strict:
             drift.refuse(drifted, unseen, stack_name)
         if not as_json:
@@ -104,9 +105,17 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
         if publisher:
             how = Build("" if builder or outcome.baked is None else engine.facts().version, builder or "", began,
                         finished)
-            pushed = _publish(outcome, places, publisher, engine, None if no_attest else partial(
-                attestations.attach_all, composition, registry=publisher.registry, origin=origin(found.root),
-                build=how, environment=os.environ))
+            attach = partial(attestations.attach_all, composition, registry=publisher.registry,
+                             origin=origin(found.root), build=how, environment=os.environ)
+
+            def finish(placed: Sequence[Placed]) -> list[dict[str, str]]:
+                """What has to be so before a version tag names an image."""
+                if strict:
+                    drift.refuse(*drift.of((reader, str(one.target.at(one.digest))) for one in placed
+                                           if reader and one.foreign), stack_name)
+                return [] if no_attest else attach(placed)
+
+            pushed = _publish(outcome, places, publisher, engine, finish)
     if as_json:
         emit({**outcome.as_dict(), "drift": {name: list(both) for name, both in drifted.items()}, "pushed": pushed})
     else:
@@ -114,12 +123,26 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             click.echo(f"{result['action']:10} {result['target']}@{result['digest']}")
 
 
+def _asked(outcome: building.Outcome, places: list[Target], engine: Engine, there: drift.Reader | None, *,
+           all_of_them: bool) -> Iterator[tuple[drift.Reader, str]]:
+    """Who is to be asked for the guards' reports: the engine, or the first registry for what only that has.
+
+    :param all_of_them: also images that a registry had before; the run that published them has told their drift.
+    """
+    for built in outcome.images:
+        key = built.image.tags[1]
+        if there is None or built.state not in ("published", "pushed"):
+            yield engine, key
+        elif built.state == "pushed" or all_of_them:
+            yield there, str(places[0].place(parse(key)).at(built.digest))
+
+
 def _publish(outcome: building.Outcome, places: list[Target], publisher: Publisher, engine: Engine,
-             attach: Attach | None) -> list[dict[str, Any]]:
+             finish: Finish) -> list[dict[str, Any]]:
     from buildctl import publishing
 
     try:
-        return publishing.publish(outcome, places, publisher, attach)
+        return publishing.publish(outcome, places, publisher, finish)
     finally:
         # these names are of use in a registry only; the cache keeps the content
         for name in outcome.names.values():

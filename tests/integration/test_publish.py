@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from buildctl import attestations
+from buildctl import lock as locks
+from buildctl.project import Project
 from buildctl.registry import Registry
 from tests.integration.conftest import PREFIX, buildctl, docker, remove_images
 from tests.registry.proxy import Fault, FaultProxy
 from tests.registry.server import RegistryServer
+from tests.registry.test_promote import put_image
 
 pytestmark = pytest.mark.engine
 
@@ -136,6 +140,32 @@ def test_what_could_not_be_attached_is_attached_by_the_next_run(tiny: Path, regi
     # the run that attaches it did not build the image, and does not say so
     assert json.loads(there[0].content)["predicate"]["runDetails"]["metadata"] == {}
     assert buildctl("verify", f"{registry.host}/team/cuda:{key}", cwd=tiny).code == 0
+
+
+def test_strict_asks_what_a_registry_has(tiny: Path, registry: RegistryServer, second: RegistryServer) -> None:
+    """An image with drift, published by a build that was not strict; no engine is asked."""
+    assert buildctl("lock", "tiny", "--upgrade-debian", cwd=tiny).code == 0
+    path = tiny / "images" / "stacks" / "tiny.lock"
+    lock = locks.read(path, Project(tiny))
+    cuda = {**lock.debian["cuda"], "libgomp1": "0-gone sha256:" + "0" * 64}
+    path.write_text(locks.dump(replace(lock, debian={**lock.debian, "cuda": cuda})))
+    (image,) = build(tiny, registry.host)["images"]
+    words = ("build", "--stack", "tiny", "--strict", "--progress", "quiet", "--push", registry.host,
+             "--push", second.host)
+    ran = buildctl(*words, cwd=tiny, DOCKER_HOST="unix:///nowhere")
+    assert ran.code == 7, ran.err
+    assert "libgomp1 0-gone" in ran.err
+    # without drift, but the second registry has somebody else's image under the key, and that cannot be asked
+    path.write_text(locks.dump(lock))
+    (fresh,) = json.loads(buildctl("plan", "--stack", "tiny", "--json", cwd=tiny).out)["images"]
+    version, key = (tag.partition(":")[2] for tag in fresh["tags"])
+    with Registry(second.host, actions="pull,push") as client:
+        assert client.tags("cuda") == ()
+        there = put_image(client, key, key=fresh["key"], repository="cuda")
+    ran = buildctl(*words, cwd=tiny)
+    assert ran.code == 7, ran.err
+    assert f"{second.host}/cuda@{there}: the image cannot be asked" in ran.err
+    assert digest(registry, "cuda", version) == image["digest"], "no version tag has moved"
 
 
 def test_a_registry_that_is_gone_is_noticed_before_the_build(tiny: Path, registry: RegistryServer) -> None:

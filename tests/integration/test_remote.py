@@ -194,6 +194,16 @@ def test_a_remote_builder_pushes_by_itself(small: Path, builder: dict[str, str],
     assert "TLS" in refused.err
 
 
+def test_strict_asks_what_a_builder_pushed(small: Path, builder: dict[str, str], proxy: FaultProxy) -> None:
+    """This stack's image has no guard: what cannot be asked gets no tag."""
+    ran = buildctl("build", "--stack", "tiny", "--strict", "--builder", BUILDER, "--push", f"{proxy.host}/strict",
+                   cwd=small, **builder)
+    assert ran.code == 7, ran.err
+    assert "cannot be asked for its Debian packages" in ran.err
+    with Registry(proxy.upstream, plain_http=True) as client:
+        assert client.tags("strict/cuda") == ()
+
+
 def test_two_runners_build_and_push_one_stack_at_once(small: Path, builder: dict[str, str], second: SecondEngine,
                                                       proxy: FaultProxy, tmp_path: Path) -> None:
     """Two jobs on one engine, one on a builder that pushes itself; all succeed, and the registry has one image."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from buildctl import attestations, contents, provenance, sbom
+from buildctl import attestations, contents, drift, provenance, sbom
 from buildctl.commands import verify
 from buildctl.contents import Image
 from buildctl.errors import AuditError, BuildctlError, ManifestError, NetworkError, UsageError
@@ -168,6 +168,15 @@ def test_a_file_is_read_from_the_top_and_from_small_layers_only(registry: Regist
     assert contents.top_file(registry, parse(f"{registry.host}/{REPOSITORY}:2"), "linux/amd64", sbom.PATH) is None
     put_image(registry, "3", [tars.of({sbom.PATH: b"1"}), tars.of({"big": random.Random(2).randbytes(5_000_000)})])
     assert contents.top_file(registry, parse(f"{registry.host}/{REPOSITORY}:3"), "linux/amd64", sbom.PATH) is None
+
+
+def test_drift_is_asked_of_images_in_a_registry(registry: Registry) -> None:
+    report = json.dumps({"debian": {"drift": {"libgomp1": ["0-gone", "12"]}}}).encode()
+    told = put_image(registry, "1", [PLAIN[0], tars.of({drift.REPORT.removeprefix("/"): report})])
+    silent = put_image(registry, "2", PLAIN)
+    reader = contents.TopFiles(lambda _: registry, "linux/amd64")
+    where = [f"{registry.host}/{REPOSITORY}@{manifest.digest}" for manifest in (told, silent)]
+    assert drift.of((reader, one) for one in where) == ({"libgomp1": ("0-gone", "12")}, (where[1],))
 
 
 def attach(registry: Registry, subject: Descriptor, artifact: str, data: bytes, **annotations: str) -> None:

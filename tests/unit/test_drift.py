@@ -26,7 +26,7 @@ class Images:
 
 def test_drift_of_several_images_is_told_once() -> None:
     images = Images(cuda={"libc6": ["1", "2"]}, sglang={"libc6": ["1", "2"], "g++": ["", "12"], "gone": ["3", ""]})
-    found, unseen = drift.of(images, ["cuda", "sglang", "old", "elsewhere"])
+    found, unseen = drift.of([(images, "cuda"), (images, "sglang"), (images, "old"), (Images(), "elsewhere")])
     assert found == {"g++": ("", "12"), "gone": ("3", ""), "libc6": ("1", "2")}
     assert unseen == ("elsewhere",)
     said = drift.lines(found, "small")
@@ -41,7 +41,7 @@ def test_drift_of_several_images_is_told_once() -> None:
 
 
 def test_no_drift_is_not_mentioned() -> None:
-    assert drift.of(Images(cuda={}), ["cuda"]) == ({}, ())
+    assert drift.of([(Images(cuda={}), "cuda")]) == ({}, ())
     assert drift.lines({}, "small") == []
     drift.refuse({}, (), "small")
 
