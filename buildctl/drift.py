@@ -54,7 +54,8 @@ def refuse(drift: Drift, unseen: Iterable[str], stack: str) -> None:
     :raises AuditError: there is drift, or an image that is not here.
     """
     problems = [Problem("the image cannot be asked for its Debian packages", image, found=f"no {REPORT}",
-                        expected="the report of its guard", todo="build it again with --no-cache, or leave out --strict")
+                        expected="the report of its guard", todo="build it again with --no-cache, or leave out "
+                        "--strict")
                 for image in unseen]
     if drift:
         problems.append(Problem(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from buildctl import results
+from buildctl import results, tagging
 from buildctl.errors import NetworkError, Problem, TagExistsError
 from buildctl.image_config import identity_of
 from buildctl.oci import Manifest
@@ -54,6 +54,8 @@ class Promotion:
     manifest: Manifest
     moves: tuple[Move, ...]
     result: Result | None
+    #: whether the tags may point at something else until then
+    move: bool = False
 
 
 class Promoter:
@@ -83,16 +85,17 @@ class Promoter:
             found = self._registry(target.registry).head(target.repository, target.tag)
             current = found.digest if found else ""
             if current and current != manifest.digest and not move:
-                conflicts.append(Problem("the tag exists with other content", str(target), current, manifest.digest,
-                                         "take a new tag, or say --move when this tag is meant to move"))
+                conflicts.append(tagging.exists(target, current, manifest.digest))
             action: Action = "keep" if current == manifest.digest else "move" if current else "tag"
             moves.append(Move(action, target, manifest.digest, current))
         if conflicts:
             raise TagExistsError(conflicts)
-        return Promotion(source, manifest, tuple(moves), result)
+        return Promotion(source, manifest, tuple(moves), result, move)
 
     def carry_out(self, promotion: Promotion) -> Copied:
-        """Rights first, then blobs, then the result, then the tags, each read back."""
+        """Rights first, then blobs, then the result, then the tags, each read back; fixed ones looked at before and
+        again after. Raises `TagExistsError` for a tag that another job has set meanwhile, `NetworkError`.
+        """
         source, manifest = promotion.source, promotion.manifest
         places = dict.fromkeys((move.target.registry, move.target.repository) for move in promotion.moves
                                if move.action != "keep")
@@ -106,9 +109,14 @@ class Promoter:
         for host, repository in places:
             if (host, repository) != home:
                 copied += self._with_referrers(source, manifest, Reference(host, repository))
-        for move in promotion.moves:
-            if move.action != "keep":
-                self._tag(move, manifest)
+        fixed = not promotion.move
+        set_now = [(self._registry(move.target.registry), move.target) for move in promotion.moves
+                   if move.action != "keep"]
+        for registry, target in set_now:
+            tagging.put(registry, target, manifest, fixed=fixed, done="promoted")
+        if fixed and set_now:
+            tagging.look_again(((registry, target, manifest.digest, None) for registry, target in set_now),
+                               set_now[0][0].policy.first, done="promoted")
         return copied
 
     def copy(self, source: Reference, target: Reference) -> Copied:
@@ -119,15 +127,6 @@ class Promoter:
 
     def _with_referrers(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
         return self._copy(source, manifest, target) + self._copy_referrers(source, manifest, target)
-
-    def _tag(self, move: Move, manifest: Manifest) -> None:
-        registry = self._registry(move.target.registry)
-        registry.put_manifest(move.target.repository, move.target.tag, manifest)
-        found = registry.head(move.target.repository, move.target.tag)
-        if found is None or found.digest != manifest.digest:
-            raise NetworkError(Problem("the registry does not show what was promoted", str(move.target),
-                                       found.digest if found else "nothing", manifest.digest,
-                                       "repeat; another writer of this tag, or a broken registry"))
 
     def _copy(self, source: Reference, manifest: Manifest, target: Reference) -> Copied:
         """Blobs and manifests below and including this one, by digest; what is there is passed over."""

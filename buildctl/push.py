@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from buildctl import budget
+from buildctl import budget, tagging
 from buildctl import fault as faults
 from buildctl.credentials import Source, lookup
 from buildctl.engine import Engine
-from buildctl.errors import AuditError, AuthError, NetworkError, Problem, TagExistsError, UsageError
+from buildctl.errors import AuditError, AuthError, Problem, TagExistsError, UsageError
 from buildctl.fault import Fault, Kind
 from buildctl.image_config import KEY_LABEL, config_of, key_of
 from buildctl.oci import Descriptor, Manifest
@@ -180,6 +181,14 @@ class Publisher:
                           and not result.target.tag.startswith(CONTENT_TAGS)])
         return results
 
+    def _look_again(self, results: Iterable[Result]) -> None:
+        tags = []
+        for result in results:
+            registry, repository = self.registry(result.target.registry), result.target.repository
+            image = local_image(self.engine.client, result.source)
+            tags.append((registry, result.target, result.digest, partial(self._same_key, image, registry, repository)))
+        tagging.look_again(tags, self.policy.first)
+
     def check_rights(self, targets: Iterable[Reference]) -> None:
         """Ask for the right to push to these repositories; no bytes move. Worth doing before a long build.
 
@@ -197,7 +206,7 @@ class Publisher:
         registry, source = self.registry(target.registry), str(target.at(digest))
         manifest = registry.manifest(target.repository, digest)
         if manifest is None:
-            raise _lost(target.at(digest), digest, "nothing")
+            raise tagging.lost(target.at(digest), digest, "nothing")
         if (found := key_of(registry, target.repository, manifest)) != key:
             raise AuditError(Problem("the pushed image is not the one that was planned", source,
                                      f"key {found[:16] or '(none)'}", f"key {key[:16]}", "build again"))
@@ -231,7 +240,7 @@ class Publisher:
         if found is None:
             return ""
         if not self._same(LocalImage(digest, frozenset(), {KEY_LABEL: key}), registry, target.repository, found):
-            raise TagExistsError(_exists(target, found.digest, digest))
+            raise TagExistsError(tagging.exists(target, found.digest, digest))
         return found.digest
 
     # ------------------------------------------------------------------ planning
@@ -245,7 +254,7 @@ class Publisher:
             return Move("tag" if first else "upload", job, target)
         wanted = first.current if first else ""
         if not (found.digest == wanted if wanted else self._same(image, registry, target.repository, found)):
-            conflicts.append(_exists(target, found.digest, f"{wanted or image.id} ({job.source})"))
+            conflicts.append(tagging.exists(target, found.digest, f"{wanted or image.id} ({job.source})"))
             return Move("upload", job, target)
         return Move("keep", job, target, found.digest)
 
@@ -341,41 +350,16 @@ class Publisher:
         registry = self.registry(move.target.registry)
         manifest = registry.manifest(move.target.repository, digest)
         if manifest is None:
-            raise _lost(move.target, digest, "nothing")
-        if move.action == "tag":  # uploads take long; another job may have set the tag since the plan was made
-            found = registry.head(move.target.repository, move.target.tag)
-            if found is not None and found.digest != digest:
-                raise TagExistsError(_exists(move.target, found.digest, digest))
-        registry.put_manifest(move.target.repository, move.target.tag, manifest)
-        self._prove(move.target, digest)
+            raise tagging.lost(move.target, digest, "nothing")
+        tagging.put(registry, move.target, manifest, fixed=move.action == "tag")
         return Result(move.action, move.target, move.job.source, digest, seconds=time.monotonic() - started)
 
-    def _look_again(self, results: list[Result]) -> None:
-        """Read new fixed tags once more, a moment later. A registry has no compare-and-set: another job may have found
-        a tag free just before we set it, and have set it just after. Its content stands; ours is told.
-        """
-        if results:
-            time.sleep(self.policy.first)
-        for result in results:
-            self._prove(result.target, result.digest, local_image(self.engine.client, result.source))
-
-    def _prove(self, target: Reference, digest: str, image: LocalImage | None = None) -> str:
-        """Read the tag back and compare. Another digest means another writer, or a broken registry.
-
-        Another writer that pushed `image` built again is welcome: the digest that the tag has is returned.
+    def _prove(self, target: Reference, digest: str, image: LocalImage) -> str:
+        """Read the tag back. Another writer that pushed `image` built again is welcome: the digest that the tag has is
+        returned.
         """
         registry = self.registry(target.registry)
-        found = registry.head(target.repository, target.tag)
-        if found is not None and found.digest == digest:
-            return digest
-        manifest = registry.manifest(target.repository, target.tag)
-        stored = registry.manifest(target.repository, digest)
-        if manifest is None or manifest.digest == digest or stored is None or stored.digest != digest:
-            raise _lost(target, digest, found.digest if found else "nothing")
-        if image is not None and self._same_key(image, registry, target.repository, manifest):
-            return manifest.digest
-        raise TagExistsError(Problem("somebody else moved the tag during this push", str(target), manifest.digest,
-                                     digest, f"the pushed image is {target.name}@{digest}; find the other writer"))
+        return tagging.prove(registry, target, digest, partial(self._same_key, image, registry, target.repository))
 
 
 def _check_claims(jobs: Iterable[Job]) -> None:
@@ -390,13 +374,3 @@ def _check_claims(jobs: Iterable[Job]) -> None:
             owners[claim] = job.source
     if problems:
         raise UsageError(problems)
-
-
-def _exists(target: Reference, found: str, expected: str) -> Problem:
-    return Problem("the tag exists with other content", str(target), found, expected,
-                   "push under a new tag; a tag that is meant to move belongs to --moving")
-
-
-def _lost(target: Reference, digest: str, found: str) -> NetworkError:
-    return NetworkError(Problem("the registry does not show what was pushed", str(target), found, digest,
-                                "repeat the push; if it stays so, the registry or a cache in front of it is broken"))

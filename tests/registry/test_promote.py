@@ -197,6 +197,44 @@ def test_a_tag_that_does_not_hold_is_an_error(registry: Registry, proxy: FaultPr
     assert "does not show what was promoted" in done.text
 
 
+class Meanwhile(Fault):
+    """Another job sets the tag `1.0` of `repository` when a request comes, after `skip` others of its kind."""
+
+    def takes(self, method: str, path: str) -> bool:
+        if super().takes(method, path):
+            with Registry(self.host, actions="pull,push", policy=Policy(1)) as registry:
+                self.digest = put_image(registry, "1.0", repository=self.repository)
+        return False
+
+    host, repository, digest = "", "team/sglang", ""
+
+
+def test_a_fixed_tag_that_appeared_during_the_copy_is_not_overwritten(registry: Registry, proxy: FaultProxy,
+                                                                      tmp_path: Path) -> None:
+    put_image(registry, "rc.1")
+    with RegistryServer(tmp_path / "second") as second, FaultProxy(second.host) as far:
+        far.add(other := Meanwhile("PUT", "/blobs/uploads/", times=1))
+        other.host, other.repository = second.host, "sglang"
+        done = promoting(f"{proxy.host}/team/sglang:rc.1", "--to", f"{far.host}/sglang:1.0")
+        assert done.code == 12, done.text
+        assert other.digest in done.text
+        assert digest_at(second.host, "sglang", "1.0") == other.digest
+        assert promoting(f"{proxy.host}/team/sglang:rc.1", "--to", f"{far.host}/sglang:1.0", "--move").code == 0
+
+
+@pytest.mark.parametrize("look", [2, 3], ids=["when it is read back", "when it is read once more"])
+def test_a_tag_that_another_job_sets_at_the_same_moment_is_told(look: int, registry: Registry,
+                                                                proxy: FaultProxy) -> None:
+    digest = put_image(registry, "rc.1")
+    proxy.add(other := Meanwhile("HEAD", "/manifests/1.0", skip=look, times=1))
+    other.host = proxy.upstream
+    done = promoting(f"{proxy.host}/team/sglang:rc.1", "--to", "1.0")
+    assert done.code == 12, done.text
+    assert "somebody else moved the tag" in done.text
+    assert f"what was promoted is {proxy.host}/team/sglang@{digest}" in done.text
+    assert digest_at(proxy.upstream, "team/sglang", "1.0") == other.digest
+
+
 # ---------------------------------------------------------------------- results
 
 
