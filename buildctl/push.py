@@ -310,8 +310,19 @@ class Publisher:
             except Failed as failed:
                 raise faults.as_error(self._explained(failed.fault, move.target), where, attempts=attempts) from None
         digest = self._prove(move.target, upload.digest or image.id, image)
+        self._check_meant(move, image, upload, digest)
         return Result("upload", move.target, move.job.source, digest, upload.progress, attempts,
                       time.monotonic() - started)
+
+    def _check_meant(self, move: Move, image: LocalImage, upload: Upload, digest: str) -> None:
+        """Hold what is under the tag against the image that was meant, not against what the engine sent."""
+        if digest != (upload.digest or image.id) or (upload.index and upload.index == image.id):
+            return  # another writer's, held against the content key already; or the part of an index that there is
+        registry, target = self.registry(move.target.registry), move.target
+        if not self._same(image, registry, target.repository, Descriptor(digest, "", 0)):
+            raise TagExistsError(Problem(
+                "another job on this engine pushed its own image under the same tag", str(target), digest,
+                f"{image.id} ({move.job.source})", "push under a tag that no other job takes, such as a content key"))
 
     def _engine_push(self, move: Move) -> Upload:
         """One push; logged in again where the login ends in the middle, as long as layers arrive between."""

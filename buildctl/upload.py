@@ -110,10 +110,14 @@ NOTHING = Progress()
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What the engine's push stream said: the digest it pushed (empty: not said) and the counts."""
+    """What the engine's push stream said: the digest it pushed (empty: not said) and the counts.
+
+    `index`: of an index that it has in part only, engines from 28 on push the one image that they have.
+    """
 
     digest: str
     progress: Progress
+    index: str = ""
 
 
 def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], None] | None = None, *,
@@ -125,14 +129,16 @@ def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], 
     The digest comes as `aux` (graph drivers) or only in the last status text (containerd store).
     """
     layers: dict[str, tuple[str, int, int]] = {}
-    digest = ""
+    digest = index = ""
     moved = clock()
     for line in lines:
         error = line.get("error") or (line.get("errorDetail") or {}).get("message")
         if error:
             raise Failed(faults.of_engine(str(error)))
         status, layer = str(line.get("status", "")), str(line.get("id", ""))
-        digest = str((line.get("aux") or {}).get("Digest", "")) or digest
+        aux = line.get("aux") or {}
+        digest = str(aux.get("Digest", "")) or digest
+        index = str((aux.get("originalIndex") or {}).get("digest", "")) or index
         if found := _DIGEST_LINE.search(status):
             digest = found[1]
         detail = line.get("progressDetail") or {}
@@ -146,7 +152,7 @@ def read_stream(lines: Iterable[Mapping[str, Any]], watch: Callable[[Progress], 
             layers[layer] = now
             if watch is not None:
                 watch(_progress(layers.values()))
-    return Upload(digest, _progress(layers.values()))
+    return Upload(digest, _progress(layers.values()), index)
 
 
 def _progress(layers: Iterable[tuple[str, int, int]]) -> Progress:
@@ -169,7 +175,11 @@ def layers_of(engine: docker.APIClient, image: str) -> list[Layer]:
 
 def push(engine: docker.APIClient, source: str, target: Reference, login: Mapping[str, str],
          watch: Callable[[Progress], None] | None = None, *, patience: float = 600.0) -> Upload:
-    """Push the local image `source` as `target`. Raises `Failed`, `EngineError`."""
+    """Push the local image `source` as `target`. Raises `Failed`, `EngineError`.
+
+    The engine pushes by name: another job on it may give the name to its own image before it is read. What was pushed
+    is in the answer.
+    """
     import docker.errors
     import requests
     import urllib3.exceptions

@@ -142,9 +142,7 @@ def test_an_engine_that_knows_configs_only_finds_its_image_published(proxy: Faul
     with Registry(proxy.host, policy=Policy(1)) as registry:
         manifest = registry.manifest("regtest-a", "1")
         assert manifest is not None
-    asked = docker.APIClient.inspect_image
-    monkeypatch.setattr(docker.APIClient, "inspect_image", lambda self, image: {
-        **asked(self, image), "Id": manifest.blobs[0].digest, "RepoDigests": []})  # type: ignore[no-untyped-call]
+    configs_only(monkeypatch, manifest.blobs[0].digest)
     done = fast_push(name, "--to", proxy.host, "--alias", "v1", "--json")
     assert done.code == 0, done.text
     assert [(entry["action"], entry["digest"]) for entry in done.json["pushed"]] == [
@@ -193,6 +191,65 @@ def test_a_moving_tag_moves_and_says_from_where(proxy: FaultProxy, images: Image
     assert fast_push(second, "--to", proxy.host, "--moving", "latest").code == 0
     assert stored(proxy, "regtest-a", "latest") == images.digest(second)
     assert stored(proxy, "regtest-a", "1") == digest
+
+
+def retagging(images: Images, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """Another job on this engine gives the name that a push has just made to its own image."""
+    tag = docker.APIClient.tag
+
+    def both(self: docker.APIClient, image: str, repository: str, name: str) -> bool:
+        tag(self, image, repository, name)
+        return bool(tag(images.engine, other, repository, name))
+
+    monkeypatch.setattr(docker.APIClient, "tag", both)
+
+
+def test_another_jobs_image_pushed_under_the_same_tag_is_no_success(proxy: FaultProxy, images: Images,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs on one engine push other content to one tag: the engine reads the name after both have set it."""
+    name, other = images.make("a:1"), images.make("b:1")
+    retagging(images, monkeypatch, other)
+    done = fast_push(name, "--to", proxy.host, "--moving", "latest")
+    assert stored(proxy, "regtest-a", "1") == images.digest(other)
+    assert done.code == 12, done.text
+    assert "another job on this engine" in done.text
+    assert images.digest(name) in done.text
+    assert images.digest(other) in done.text
+    assert stored(proxy, "regtest-a", "latest") == "", "a tag that moves does not name it"
+
+
+def test_another_jobs_image_with_the_same_content_key_is_as_good(proxy: FaultProxy, images: Images,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"buildctl.key": "ef" * 32}
+    name, other = images.make("a:1", labels=labels), images.make("b:1", labels=labels)
+    retagging(images, monkeypatch, other)
+    done = fast_push(name, "--to", proxy.host, "--moving", "latest")
+    assert done.code == 0, done.text
+    assert stored(proxy, "regtest-a", "latest") == images.digest(other)
+
+
+def test_an_engine_that_knows_configs_only_pushes_the_image_that_was_meant(
+        proxy: FaultProxy, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = images.make("a:1")
+    with RegistryServer(tmp_path / "other") as server:
+        assert fast_push(name, "--to", server.host).code == 0
+        with Registry(server.host, policy=Policy(1)) as registry:
+            manifest = registry.manifest("regtest-a", "1")
+            assert manifest is not None
+    known = configs_only(monkeypatch, manifest.blobs[0].digest)
+    assert fast_push(name, "--to", proxy.host).code == 0
+    known["Id"] = "sha256:" + "0" * 64
+    done = fast_push(name, "--to", f"{proxy.host}/team")
+    assert done.code == 12, done.text
+
+
+def configs_only(monkeypatch: pytest.MonkeyPatch, config: str) -> dict[str, object]:
+    """Let the engine answer as one with a graph driver does, for the one image in use."""
+    known: dict[str, object] = {"Id": config, "RepoDigests": []}
+    asked = docker.APIClient.inspect_image
+    monkeypatch.setattr(docker.APIClient, "inspect_image",
+                        lambda self, image: {**asked(self, image), **known})  # type: ignore[no-untyped-call]
+    return known
 
 
 def test_moving_tags_stay_when_a_later_image_fails(proxy: FaultProxy, images: Images) -> None:

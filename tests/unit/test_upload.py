@@ -39,6 +39,15 @@ def test_graph_drivers_name_it_in_aux() -> None:
                        ).digest == DIGEST
 
 
+def test_an_image_pushed_in_place_of_its_index_names_the_index() -> None:
+    """As engines from 28 on write it (moby, api/types/auxprogress)."""
+    index = "sha256:" + "1" * 64
+    upload = read_stream([REFERS, {"aux": {"manifestPushedInsteadOfIndex": True, "originalIndex": {"digest": index},
+                                           "selectedManifest": {"digest": DIGEST}}}, CONTAINERD[-1]])
+    assert (upload.digest, upload.index) == (DIGEST, index)
+    assert read_stream(CONTAINERD).index == ""
+
+
 def test_progress_is_reported_as_it_comes() -> None:
     seen: list[Progress] = []
     read_stream(CONTAINERD, seen.append)
