@@ -53,18 +53,20 @@ def within(layers: Iterable[Layer], registry: str) -> bool:
     return limit is None or all(layer.size < NEARLY * limit.layer_bytes for layer in layers)
 
 
-def check(layers: Iterable[Layer], registry: str, *, rate: float = 0.0) -> tuple[list[Problem], list[Problem]]:
+def check(layers: Iterable[Layer], registry: str, *, count: int = 0,
+          rate: float = 0.0) -> tuple[list[Problem], list[Problem]]:
     """Errors and warnings for pushing these layers to a registry.
 
-    `rate` is the upload rate in bytes per second where it is known. A size that is only an upper bound never is an
-    error.
+    `count` is how many there are where empty ones are not among `layers`, `rate` the upload rate in bytes per second
+    where it is known. A size that is only an upper bound never is an error.
     """
     layers = tuple(layers)
+    count = max(count, len(layers))
     limit = limit_of(registry)
     errors: list[Problem] = []
     warnings: list[Problem] = []
-    if len(layers) > MOST_LAYERS:
-        errors.append(Problem("the image has too many layers", registry, str(len(layers)), f"at most {MOST_LAYERS}",
+    if count > MOST_LAYERS:
+        errors.append(Problem("the image has too many layers", registry, str(count), f"at most {MOST_LAYERS}",
                               "join RUN steps"))
     if limit is None:
         return errors, warnings

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from buildctl import compat, context, fragment, patches
+from buildctl import budget, compat, context, fragment, patches
 from buildctl import lock as locks
 from buildctl.context import File
 from buildctl.errors import ManifestError, Problem, UsageError
@@ -190,8 +190,19 @@ def compose(project: Project, stack: Stack, lock: Lock, host: Host, revision: st
         files[name] = _json_file({**facts, "key": key.value})
         stages += [*aside, stage]
         images.append(_image(stack, lock, layer, keys[layer.name], key, labels, revision))
+    _check_layers(project, stack, stages, problems)
     problems.raise_any()
     return Composition(stack, lock, tuple(stages), _bake(stack, lock, images, chain, host), files, tuple(images), chain)
+
+
+def _check_layers(project: Project, stack: Stack, stages: Sequence[Stage], problems: Problems) -> None:
+    """The limit that no engine gets past, before a long build runs into it; layers of a base image come on top."""
+    for layer in stack.layers:
+        count = fragment.layers(stages, f"{layer.name}-image")
+        if count > budget.MOST_LAYERS:
+            problems.add(f"image '{layer.name}' has too many layers", project.shown(layer.folder / "Dockerfile"),
+                         found=str(count), expected=f"at most {budget.MOST_LAYERS} in all that it stands on",
+                         todo="join RUN and COPY steps")
 
 
 def _json_file(value: object) -> File:

@@ -100,21 +100,16 @@ def of(composition: Composition, name: str) -> Expectation:
 
 def settings_of(stages: Iterable[Stage], target: str) -> Settings:
     """What the instructions of a stage and of those that it stands on leave in the config, variables unexpanded."""
-    by_name = {stage.name: stage for stage in stages}
-    chain: list[Stage] = []
-    name = target
-    while name in by_name:
-        chain.insert(0, by_name[name])
-        name = by_name[name].base
-    values: dict[str, Any] = {"environment": {}, "volumes": set(), "ports": set(), "layers": 0}
-    for stage in chain:
+    known = tuple(stages)
+    values: dict[str, Any] = {"environment": {}, "volumes": set(), "ports": set(),
+                              "layers": fragment.layers(known, target)}
+    for stage in fragment.below(known, target):
         for instruction in fragment.instructions(stage.body):
             _instruct(values, *fragment.split(instruction))
     return Settings(**{**values, "volumes": frozenset(values["volumes"]), "ports": frozenset(values["ports"])})
 
 
 def _instruct(values: dict[str, Any], word: str, rest: str) -> None:
-    values["layers"] += word in ("RUN", "COPY", "ADD", "WORKDIR")
     if word == "ENV":
         values["environment"] |= fragment.variables(rest)
     elif word == "USER":

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from buildctl.manifest import Problems
@@ -62,6 +62,26 @@ class Stage:
     def text(self) -> str:
         """The stage as Dockerfile text."""
         return f"FROM {self.base} AS {self.name}\n{self.body}"
+
+
+#: instructions that make a layer
+_LAYERS = ("RUN", "COPY", "ADD", "WORKDIR")
+
+
+def below(stages: Iterable[Stage], target: str) -> list[Stage]:
+    """A stage with those that it stands on, the lowest first."""
+    by_name = {stage.name: stage for stage in stages}
+    found: list[Stage] = []
+    while target in by_name:
+        found.insert(0, by_name[target])
+        target = by_name[target].base
+    return found
+
+
+def layers(stages: Iterable[Stage], target: str) -> int:
+    """How many layers the steps of a stage and of those that it stands on make; those of a base image not counted."""
+    return sum(split(instruction)[0] in _LAYERS for stage in below(stages, target)
+               for instruction in instructions(stage.body))
 
 
 def parse(text: str, where: str, problems: Problems) -> tuple[Stage, ...]:

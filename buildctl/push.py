@@ -280,10 +280,11 @@ class Publisher:
     def _check_budgets(self, jobs: Iterable[Job], rate: float) -> None:
         errors: list[Problem] = []
         for source, host in dict.fromkeys((job.source, job.target.registry) for job in jobs):
-            layers = layers_of(self.engine.client, source) if budget.limit_of(host) else []
-            if layers and not budget.within(layers, host):
+            count = local_image(self.engine.client, source).layers
+            layers = layers_of(self.engine.client, source)
+            if not budget.within(layers, host):
                 layers = exact_layers(self.engine.client, source) or layers
-            found, warnings = budget.check(layers, host, rate=rate)
+            found, warnings = budget.check(layers, host, count=count, rate=rate)
             errors += found
             for warning in warnings:
                 self.watcher.warn(warning)

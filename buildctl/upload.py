@@ -32,11 +32,14 @@ _DIGEST_LINE = re.compile(r": digest: (sha256:[0-9a-f]{64}) size: (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class LocalImage:
-    """An image in the engine: its id (manifest digest on the containerd store, else config digest), digests, labels."""
+    """An image in the engine: its id (manifest digest on the containerd store, else config digest), digests, labels,
+    and how many layers it has.
+    """
 
     id: str
     digests: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    layers: int = 0
 
     @property
     def key(self) -> str:
@@ -65,7 +68,8 @@ def local_image(engine: docker.APIClient, name: str) -> LocalImage:
         raise UsageError(Problem("no such image in the engine", name, "", "an image that was built or pulled here",
                                  "build it first; `docker images` lists what there is"))
     digests = frozenset(entry.rpartition("@")[2] for entry in found.get("RepoDigests") or [])
-    return LocalImage(found["Id"], digests, (found.get("Config") or {}).get("Labels") or {})
+    return LocalImage(found["Id"], digests, (found.get("Config") or {}).get("Labels") or {},
+                      len((found.get("RootFS") or {}).get("Layers") or ()))
 
 
 @contextmanager

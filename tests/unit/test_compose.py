@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from buildctl import budget, context, expectation, fragment, plan, stack
 from buildctl import compose as composing
-from buildctl import context, expectation, plan, stack
 from buildctl.compose import Composition, compose
 from buildctl.errors import ManifestError, UsageError
 from buildctl.host import Host
@@ -413,3 +413,20 @@ def test_labels_are_annotations_too_and_the_standards_own(tmp_path: Path) -> Non
                 "ref.name", "title", "description", "base.digest", "base.name"}
     prefix = "org.opencontainers.image."
     assert {name.removeprefix(prefix) for name in labels if name.startswith(prefix)} <= standard
+
+
+def test_too_many_layers_are_known_before_the_build(tmp_path: Path) -> None:
+    project, loaded, lock = ready(tmp_path)
+    path = project.images / "torch" / "Dockerfile"
+    composition = compose(project, loaded, lock, NO_HOST)
+    room = budget.MOST_LAYERS - fragment.layers(composition.stages, "sglang-image")
+    assert 100 < room < 120
+    path.write_text(path.read_text() + "RUN true\n" * (room - 1) + "ENV A=1\nCOPY --from=tools /x /x\n")
+    loaded = stack.load(project, "small")
+    compose(project, loaded, lock, NO_HOST)
+    path.write_text(path.read_text() + "WORKDIR /x\n")
+    with pytest.raises(ManifestError) as error:
+        compose(project, stack.load(project, "small"), lock, NO_HOST)
+    (problem,) = error.value.problems
+    assert problem.what == "image 'sglang' has too many layers"
+    assert (problem.found, problem.expected) == ("128", "at most 127 in all that it stands on")

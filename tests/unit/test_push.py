@@ -33,6 +33,7 @@ class Client:
 
     def __init__(self, unpacked: list[int], compressed: list[int] | None) -> None:
         self.unpacked, self.compressed = unpacked, compressed
+        self.layers = len(unpacked)
         self.exports = 0
 
     def history(self, image: str) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ def with_client(client: Client) -> Engine:
 def plan(client: Client, target: str = "ghcr.io/team/a:1", rate: float = 0.0) -> list[Problem]:
     """Plan a push; the warnings, once planning gets as far as the network."""
     watcher = Warnings()
-    local = {"Id": DIGEST, "RepoDigests": []}
+    local = {"Id": DIGEST, "RepoDigests": [], "RootFS": {"Layers": [DIGEST] * client.layers}}
     client.inspect_image = lambda name: local  # type: ignore[attr-defined]
     with pytest.raises(NoNetwork):
         Offline(with_client(client), watcher=watcher).plan([Job("a:1", parse(target))], rate=rate)
@@ -117,6 +118,18 @@ def test_a_registry_without_a_known_limit_is_not_measured() -> None:
     engine = Client([15 * GB], [15 * GB])
     assert plan(engine, "registry.example/a:1") == []
     assert engine.exports == 0
+
+
+@pytest.mark.parametrize("target", ["registry.example/a:1", "ghcr.io/team/a:1"])
+def test_too_many_layers_are_refused_for_every_registry(target: str) -> None:
+    engine = Client([1] * 120, [1] * 120)
+    engine.layers = 128  # the history does not tell empty layers from settings
+    with pytest.raises(AuthError) as caught:
+        plan(engine, target)
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.found, problem.expected) == ("the image has too many layers", "128", "at most 127")
+    engine.layers = 127
+    assert plan(engine, target) == []
 
 
 def test_a_slow_line_is_warned_of() -> None:
