@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildctl import plan, rendering
+from buildctl import plan, rendering, runs
 from buildctl.compose import INDEX_VARIABLE, ChainStage, Composition, ImagePlan
 from buildctl.engine import Baked, Builder, Collision, Engine
-from buildctl.errors import AuditError, Problem, ResourceError
+from buildctl.errors import AuditError, EngineError, Problem, ResourceError
 from buildctl.host import Host
 from buildctl.image_config import CHAIN_LABEL, KEY_LABEL
 from buildctl.progress import Mode
@@ -93,7 +94,8 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
 
     Images whose content key the registry or the engine already has are not built again.
 
-    :raises BuildctlError: of the class that fits; what was built stays in the engine's cache.
+    :raises BuildctlError: of the class that fits; what was built stays in the engine's cache, without names of chain
+        stages. After success the caller takes those away (`release`) when they are published.
     """
     began = time.monotonic()
     wanted = [composition.image(name) for name in request.images] or list(composition.images)
@@ -121,19 +123,33 @@ def build(project: Project, composition: Composition, host: Host, engine: Engine
     log = project.work / composition.stack.name / "logs" / f"build-{time.strftime('%Y%m%d-%H%M%S')}.log"
     local: dict[str, str] = {}
     if request.straight_to is None:
-        local = {stage.tag: f"{stage.tag}-{os.getpid()}-{time.time_ns():x}" for stage in chain}
+        local = {stage.tag: runs.name(stage.tag) for stage in chain}
         settings += [f"{stage.target}.tags={local[stage.tag]}" for stage in chain]
     else:
         names = {image.stage: image.tags[1] for image in todo} | {stage.target: stage.tag for stage in chain}
         settings = [setting for target, tag in names.items()
                     for setting in _straight(target, request.straight_to.place(parse(tag)).name, request.plain_http)]
     secrets = {INDEX_VARIABLE: config} if (config := host.uv_config()) is not None else {}
-    baked = _bake(engine, request, folder, targets, log, settings, secrets, say)
-    made = prove(engine, todo) if request.straight_to is None else _pushed(todo, chain, baked.digests)
-    plan.write_record(record_path, todo)
+    try:
+        baked = _bake(engine, request, folder, targets, log, settings, secrets, say)
+        made = prove(engine, todo) if request.straight_to is None else _pushed(todo, chain, baked.digests)
+        plan.write_record(record_path, todo)
+    except BaseException:
+        release(engine, local.values())
+        raise
     return Outcome(tuple(present.get(image.name) or made[image.name] for image in wanted), chain, baked,
                    time.monotonic() - began, log, {name: there for name, there in stages.items() if name in needed},
                    request.straight_to, local)
+
+
+def release(engine: Engine, names: Iterable[str]) -> None:
+    """Take this run's names of chain stages away: they are of use for publishing only, the cache keeps the content.
+
+    What cannot be taken away, because the engine is gone, is for `prune`.
+    """
+    for name in names:
+        with suppress(EngineError, OSError):
+            engine.untag(name)
 
 
 def _bake(engine: Engine, request: Request, folder: Path, targets: list[str], log: Path, settings: list[str],

@@ -17,7 +17,7 @@ from buildctl.errors import ManifestError, Problem, UsageError
 from buildctl.fragment import Stage
 from buildctl.host import PROXIES, Host
 from buildctl.image import TOOLS, LayerImage
-from buildctl.image_config import CHAIN_LABEL, KEY_LABEL, LOCK_LABEL
+from buildctl.image_config import CHAIN_LABEL, KEY_LABEL, LOCK_LABEL, STACK_LABEL
 from buildctl.lock import Lock, Wheel, digest
 from buildctl.manifest import Problems
 from buildctl.project import Project
@@ -386,7 +386,7 @@ def labels_of(stack: Stack, lock: Lock, layer: LayerImage) -> dict[str, str]:
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.base.name": base.image or f"bootstrap:{base.suite}",
         "org.opencontainers.image.base.digest": base.digest,
-        "buildctl.stack": stack.name,
+        STACK_LABEL: stack.name,
         LOCK_LABEL: locks.text_digest(part),
         "buildctl.targets": ",".join(stack.targets),
         "buildctl.cuda": stack.cuda.version if stack.cuda else "",
@@ -442,7 +442,8 @@ def _bake(stack: Stack, lock: Lock, images: Iterable[ImagePlan], chain: Iterable
     targets = {image.stage: target(image.stage, image.tags, image.labels, IMAGE=image.name) for image in images}
     bake: dict[str, object] = {
         "group": {"default": {"targets": list(targets)}, "chain": {"targets": [stage.target for stage in chain]}},
-        "target": {**targets, **{stage.target: target(stage.stage, [stage.tag], {KEY_LABEL: stage.key})
+        "target": {**targets, **{stage.target: target(stage.stage, [stage.tag], {KEY_LABEL: stage.key,
+                                                                                 STACK_LABEL: stack.name})
                                  for stage in chain}}}
     if proxies:
         bake["variable"] = {name: {"default": ""} for name in proxies}

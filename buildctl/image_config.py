@@ -12,6 +12,8 @@ from buildctl.registry import Registry
 KEY_LABEL = "buildctl.key"
 #: the label that holds the key of the chain below the image's last stages
 CHAIN_LABEL = "buildctl.chain"
+#: the label that names the stack
+STACK_LABEL = "buildctl.stack"
 #: the label and annotation that hold the digest of the lock in the image
 LOCK_LABEL = "buildctl.lock"
 

@@ -1,16 +1,18 @@
-"""Cleaning up: images that buildctl made and that no stack of the checkout makes any more."""
+"""Cleaning up: images that buildctl made and that no stack of the checkout makes any more, and what dead runs left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from buildctl import runs
 from buildctl.engine import Engine, LocalImage
+from buildctl.image_config import KEY_LABEL, STACK_LABEL
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """An image that nothing needs: its tags of ours, and its size in bytes as the engine counts."""
+    """An image that nothing needs under these tags, and its size in bytes as the engine counts."""
 
     image: LocalImage
 
@@ -19,15 +21,23 @@ class Stale:
         return {"id": self.image.id, "tags": list(self.image.tags), "bytes": self.image.size}
 
 
-def stale(images: Iterable[LocalImage], keys: Iterable[str], stacks: Iterable[str]) -> list[Stale]:
-    """Images of these stacks whose content key is not among `keys`.
+def stale(images: Iterable[LocalImage], keys: Iterable[str], stacks: Iterable[str],
+          dead: Callable[[str], bool] = runs.dead) -> list[Stale]:
+    """Images of these stacks whose content key is not among `keys`, and names of chain stages of runs that are `dead`.
 
-    Images without our labels, of other projects' stacks, or tagged for a registry are not ours to remove.
+    Images without our labels, of other projects' stacks, or tagged for a registry are not ours to remove. A run that
+    lives keeps its names, whatever they hold.
     """
     known, ours = set(keys), set(stacks)
-    return [Stale(image) for image in images
-            if image.labels.get("buildctl.stack") in ours and image.labels.get("buildctl.key") not in known
-            and all("/" not in tag for tag in image.tags)]
+    found = []
+    for image in images:
+        if image.labels.get(STACK_LABEL) not in ours or any("/" in tag for tag in image.tags):
+            continue
+        gone = tuple(tag for tag in image.tags
+                     if (dead(tag) if runs.owned(tag) else image.labels.get(KEY_LABEL) not in known))
+        if gone:
+            found.append(Stale(replace(image, tags=gone)))
+    return found
 
 
 def remove(engine: Engine, found: Iterable[Stale]) -> None:

@@ -26,7 +26,6 @@ from buildctl.units import size
 
 if TYPE_CHECKING:
     from buildctl.publishing import Finish, Placed
-    from buildctl.push import Publisher
 
 
 @click.command()
@@ -92,6 +91,7 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
                                    no_cache, cast(Mode, progress), bool(places), found_there)
         began = time.time()
         outcome = building.build(found, composition, lent, engine, request, cache, _say)
+        open_ends.callback(building.release, engine, outcome.names.values())
         finished = time.time()
         reader = contents.TopFiles(publisher.registry, composition.stack.platform) if publisher else None
         drifted, unseen = drift.of(_asked(outcome, places, engine, reader, all_of_them=strict))
@@ -101,21 +101,17 @@ def command(root: Path, images: tuple[str, ...], stack_name: str, push_to: tuple
             _tell(outcome)
         for line in drift.lines(drifted, stack_name):
             _say(line)
-        pushed = []
+        pushed: list[dict[str, Any]] = []
         if publisher:
+            from buildctl import publishing
+
             how = Build("" if builder or outcome.baked is None else engine.facts().version, builder or "", began,
                         finished)
             attach = partial(attestations.attach_all, composition, registry=publisher.registry,
                              origin=origin(found.root), build=how, environment=os.environ)
-
-            def finish(placed: Sequence[Placed]) -> list[dict[str, str]]:
-                """What has to be so before a version tag names an image."""
-                if strict:
-                    drift.refuse(*drift.of((reader, str(one.target.at(one.digest))) for one in placed
-                                           if reader and one.foreign), stack_name)
-                return [] if no_attest else attach(placed)
-
-            pushed = _publish(outcome, places, publisher, engine, finish)
+            pushed = publishing.publish(outcome, places, publisher, partial(
+                _finish, reader=reader if strict else None, attach=None if no_attest else attach,
+                stack_name=stack_name))
     if as_json:
         emit({**outcome.as_dict(), "drift": {name: list(both) for name, both in drifted.items()}, "pushed": pushed})
     else:
@@ -137,16 +133,14 @@ def _asked(outcome: building.Outcome, places: list[Target], engine: Engine, ther
             yield there, str(places[0].place(parse(key)).at(built.digest))
 
 
-def _publish(outcome: building.Outcome, places: list[Target], publisher: Publisher, engine: Engine,
-             finish: Finish) -> list[dict[str, Any]]:
-    from buildctl import publishing
-
-    try:
-        return publishing.publish(outcome, places, publisher, finish)
-    finally:
-        # these names are of use in a registry only; the cache keeps the content
-        for name in outcome.names.values():
-            engine.untag(name)
+def _finish(placed: Sequence[Placed], *, reader: drift.Reader | None, attach: Finish | None,
+            stack_name: str) -> Sequence[dict[str, Any]]:
+    """What has to be so before a version tag names an image: no drift, where `reader` is to ask, and what belongs to it
+    attached.
+    """
+    if reader is not None:
+        drift.refuse(*drift.of((reader, str(one.target.at(one.digest))) for one in placed if one.foreign), stack_name)
+    return attach(placed) if attach else []
 
 
 def _refuse_hidden_login(place: Target, builder: Builder) -> None:

@@ -21,8 +21,9 @@ from buildctl.units import size
 def command(root: Path, dry_run: bool, as_json: bool) -> None:
     """Remove images that earlier states of this project's stacks left in the engine.
 
-    What the stacks and locks of the checkout make now stays, and so does everything that buildctl did not make. Every
-    lock must be current: a stale one would make its images look like leavings.
+    What the stacks and locks of the checkout make now stays, and so does everything that buildctl did not make. Stages
+    that a killed build left for its push go. Every lock must be current: a stale one would make its images look like
+    leavings.
     """
     found = project.find(root)
     lent = host.read()
@@ -32,6 +33,7 @@ def command(root: Path, dry_run: bool, as_json: bool) -> None:
         loaded = stack.load(found, name)
         composition = compose.compose(found, loaded, locks.load(loaded, found), lent)
         keys |= {image.key.value for image in composition.images}
+        keys |= {stage.key for stage in composition.chain}
     engine = Engine()
     gone = pruning.stale(engine.images("buildctl.key"), keys, names)
     if not dry_run:

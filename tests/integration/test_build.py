@@ -20,6 +20,8 @@ from buildctl.engine import Engine
 from buildctl.project import Project
 from tests.conftest import ROOT
 from tests.integration.conftest import PREFIX, buildctl, copy_project, docker, remove_images
+from tests.registry.proxy import Fault, FaultProxy
+from tests.registry.server import RegistryServer
 
 pytestmark = pytest.mark.engine
 
@@ -242,6 +244,31 @@ def test_the_default_stack_plans_and_renders(tmp_path: Path) -> None:
     shown = subprocess.run(["docker", "buildx", "bake", "-f", "docker-bake.json", "--print"], cwd=tmp_path / "out",
                            check=True, capture_output=True, text=True).stdout
     assert set(json.loads(shown)["target"]) == {"cuda-image", "torch-image", "flashinfer-image", "sglang-image"}
+
+
+def test_prune_takes_the_stages_of_a_build_that_was_killed_and_of_no_other(tiny: Path, tmp_path: Path) -> None:
+    before = {tag for tag in tags() if ":chain-" in tag}
+
+    def left() -> set[str]:
+        return {tag for tag in tags() if ":chain-" in tag} - before
+
+    with RegistryServer(tmp_path / "registry") as server, FaultProxy(server.host) as proxy:
+        proxy.add(hang := Fault("PUT", "/blobs/uploads/", "hang"))
+        with subprocess.Popen([sys.executable, "-m", "buildctl", "build", "--stack", "tiny", "--progress", "quiet",
+                               "--push", proxy.host], cwd=tiny, stderr=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL) as process:
+            while not hang.fired and process.poll() is None:
+                time.sleep(0.01)
+            assert buildctl("prune", cwd=tiny).code == 0
+            stages = {tag for tag in left() if "/" not in tag}
+            assert stages, "its run lives"
+            process.kill()
+        for tag in left() - stages:  # the name that the engine pushes under
+            docker("rmi", tag)
+    said = buildctl("prune", cwd=tiny)
+    assert said.code == 0, said.err
+    assert all(tag in said.out for tag in stages)
+    assert left() == set()
 
 
 def test_prune_takes_what_no_stack_makes_and_nothing_else(tiny: Path) -> None:

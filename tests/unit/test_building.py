@@ -13,7 +13,7 @@ from buildctl import base, building, plan
 from buildctl.building import Request
 from buildctl.compose import Composition, compose
 from buildctl.engine import Baked, Builder, Collision, Engine, Facts, LocalImage
-from buildctl.errors import AuditError, Problem, ResourceError, UsageError
+from buildctl.errors import AuditError, BuildError, EngineError, Interrupted, Problem, ResourceError, UsageError
 from buildctl.host import Host
 from buildctl.progress import BuildRecord
 from buildctl.project import Project
@@ -33,6 +33,13 @@ class KnownEngine(Engine):
         self.composition: Composition | None = None
         self.key = ""
         self.more: dict[str, str] = {}
+        self.untagged: list[str] = []
+        self.fails: BaseException | None = None
+
+    def untag(self, reference: str) -> None:
+        self.untagged.append(reference)
+        if self.fails is not None:
+            raise EngineError(Problem("gone"))
 
     def facts(self) -> Facts:
         return Facts("26.1", self.store, "/var/lib/docker", self.free)
@@ -46,6 +53,8 @@ class KnownEngine(Engine):
     def bake(self, folder: Path, targets: Sequence[str], log: Path, **rest: Any) -> Baked:
         self.baked.append({"folder": folder, "targets": list(targets), "log": log, **rest})
         assert (folder / "Dockerfile").is_file()
+        if self.fails is not None:
+            raise self.fails
         digests = dict(self.more)
         for image in self.composition.images if self.composition and self.makes else ():
             if image.stage not in targets:
@@ -216,6 +225,32 @@ def test_stages_have_names_of_their_run_in_the_engine(parts: tuple[Project, Comp
         f"{stage.target}.tags={outcome.names[stage.tag]}" for stage in outcome.chain]
     again = build(parts, Request(chain=True, no_cache=True))
     assert not set(again.names.values()) & set(outcome.names.values())
+
+
+@pytest.mark.parametrize("fails", [BuildError(Problem("a step failed")), Interrupted(Problem("interrupted")),
+                                   KeyboardInterrupt()], ids=["a step", "an interrupt", "an interrupt of ours"])
+def test_a_build_that_fails_takes_its_names_of_stages_away(parts: tuple[Project, Composition, KnownEngine],
+                                                           fails: BaseException) -> None:
+    """Even one whose engine is gone ends with what went wrong first."""
+    engine = parts[2]
+    engine.fails = fails
+    with pytest.raises(type(fails)):
+        build(parts, Request(chain=True))
+    assert len(engine.untagged) == len(parts[1].chain)
+    assert engine.untagged == [setting.partition("=")[2] for setting in engine.baked[0]["settings"]]
+
+
+def test_a_build_that_is_not_proved_takes_its_names_of_stages_away(
+        parts: tuple[Project, Composition, KnownEngine]) -> None:
+    parts[2].makes = False
+    with pytest.raises(AuditError):
+        build(parts, Request(chain=True))
+    assert len(parts[2].untagged) == len(parts[1].chain)
+    parts[2].makes, parts[2].untagged = True, []
+    outcome = build(parts, Request(chain=True))
+    assert parts[2].untagged == [], "they are to be published"
+    building.release(parts[2], outcome.names.values())
+    assert parts[2].untagged == list(outcome.names.values())
 
 
 def test_the_disk_is_checked_where_the_build_runs(parts: tuple[Project, Composition, KnownEngine],

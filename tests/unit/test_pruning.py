@@ -19,6 +19,18 @@ def test_only_stale_images_of_ours_go() -> None:
     assert found[0].as_dict() == {"id": "stale", "tags": ["stale:1"], "bytes": 10}
 
 
+def test_names_of_stages_go_when_their_run_is_dead() -> None:
+    """Whatever key they have: a build that lives needs them, nobody else does."""
+    tags = [f"cuda:chain-{'a' * 16}-{machine}-12-18a" for machine in ("00000001", "00000002")]
+    images = [image("both", "now", "small", *tags), image("living", "old", "small", tags[1]),
+              image("by hand", "now", "small", f"cuda:chain-{'a' * 16}"),
+              image("by hand, of before", "old", "small", f"cuda:chain-{'b' * 16}"),
+              image("another's", "old", "other", tags[0])]
+    found = pruning.stale(images, ["now"], ["small"], dead=lambda tag: tag == tags[0])
+    assert [(one.image.id, one.image.tags) for one in found] == [
+        ("both", (tags[0],)), ("by hand, of before", (f"cuda:chain-{'b' * 16}",))]
+
+
 def test_all_tags_are_taken_away() -> None:
     class Names(Engine):
         def __init__(self) -> None:
