@@ -281,8 +281,9 @@ class Publisher:
         errors: list[Problem] = []
         for source, host in dict.fromkeys((job.source, job.target.registry) for job in jobs):
             count = local_image(self.engine.client, source).layers
-            layers = layers_of(self.engine.client, source)
-            if not budget.within(layers, host):
+            limited = budget.limit_of(host) is not None
+            layers = layers_of(self.engine.client, source) if limited else []
+            if limited and not (layers and budget.within(layers, host)):
                 layers = exact_layers(self.engine.client, source) or layers
             found, warnings = budget.check(layers, host, count=count, rate=rate)
             errors += found

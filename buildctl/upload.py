@@ -170,9 +170,16 @@ def _progress(layers: Iterable[tuple[str, int, int]]) -> Progress:
 
 
 def layers_of(engine: docker.APIClient, image: str) -> list[Layer]:
-    """The image's layers with their unpacked sizes: upper bounds of what travels."""
+    """The image's layers with their unpacked sizes: upper bounds of what travels. None where the containerd store has
+    the image packed only: it then knows no sizes.
+    """
+    import docker.errors
+
     with asking():
-        history: list[dict[str, Any]] = engine.history(image)  # type: ignore[no-untyped-call]
+        try:
+            history: list[dict[str, Any]] = engine.history(image)  # type: ignore[no-untyped-call]
+        except docker.errors.NotFound:
+            return []
     return [Layer(int(step.get("Size") or 0), str(step.get("CreatedBy") or ""), exact=False)
             for step in reversed(history) if step.get("Size")]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import docker
+import docker.errors
 import pytest
 
 from buildctl.budget import GB
@@ -108,6 +109,17 @@ def test_small_layers_are_not_exported_to_be_measured() -> None:
     engine = Client([3 * GB] * 14, None)
     assert plan(engine) == []
     assert engine.exports == 0
+
+
+def test_a_store_that_has_the_image_packed_only_is_measured_by_its_export() -> None:
+    """The containerd store has no history of an image whose snapshots are gone (`snapshot ... does not exist`)."""
+    class Packed(Client):
+        def history(self, image: str) -> list[dict[str, Any]]:
+            raise docker.errors.NotFound("snapshot sha256:ab does not exist: not found")
+
+    with pytest.raises(AuthError, match=r"layer 2 of 2 \(RUN step 1\)"):
+        plan(Packed([3 * GB, 15 * GB], [2 * GB, 11 * GB]))
+    assert plan(Packed([1], [1]), "registry.example/a:1") == []
 
 
 def test_a_store_that_cannot_tell_gets_a_warning() -> None:
