@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from entrypoints import probe
-from entrypoints.probe import NoAnswer
+from entrypoints.probe import Address, NoAnswer
 from entrypoints.supervise import free_port
 
 
@@ -108,3 +110,35 @@ def test_a_stream_gives_its_data_lines_as_they_come(canned: type[Canned]) -> Non
     assert list(probe.stream(one.port, "/g", {})) == ['{"text": "a"}', "[DONE]"]
     with pytest.raises(NoAnswer, match="status 503"):
         list(probe.stream(canned(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n").port, "/g", {}))
+
+
+@pytest.mark.parametrize(("host", "authority", "shown"), [
+    ("", "127.0.0.1:7", "port 7"), ("0.0.0.0", "127.0.0.1:7", "port 7"),
+    ("::", "127.0.0.1:7", "port 7"), ("::1", "[::1]:7", "port 7 of ::1, TLS"),
+    ("box", "box:7", "port 7 of box, TLS")])
+def test_where_a_server_is_asked(host: str, authority: str, shown: str) -> None:
+    address = Address.of(host, 7, tls="TLS" in shown)
+    assert (address.authority, str(address)) == (authority, shown)
+
+
+def test_tls_is_spoken_and_not_verified() -> None:
+    """The certificate is signed by nobody and names another host: it is our own child's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Path(__file__).parents[2] / "fixtures" / "tls" / "server.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def serve() -> None:
+            link, _ = listener.accept()
+            with context.wrap_socket(link, server_side=True) as secure:
+                secure.recv(65536)
+                secure.sendall(HEAD + b"Content-Length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        answer = probe.ask(Address(listener.getsockname()[1], "127.0.0.1", tls=True), "/health")
+        thread.join()
+    assert (answer.status, answer.json()) == (200, {})
+
+
+def test_tls_asked_of_a_server_that_speaks_none(canned: type[Canned]) -> None:
+    with pytest.raises(NoAnswer):
+        probe.ask(Address(canned(HEAD).port, tls=True), "/health")
