@@ -55,7 +55,8 @@ class Dialer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(Path(self._folder.name) / "engine.sock"))
         self._listener.listen()
-        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, args=(self._listener,), daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> str:
@@ -74,6 +75,7 @@ class Dialer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._thread.join()  # it may be making the last carrier
         for carrier in self._carriers:
             carrier.terminate()
             carrier.wait()
