@@ -80,11 +80,12 @@ def problems(bound: Binding | None, result: Mapping[str, Any], files: Mapping[st
              where: str) -> list[Problem]:
     """What speaks against a result being about an image that a registry knows by `digests`.
 
-    A result without a binding (plain `docker run`) is held to what its own files say.
+    A result without a binding (plain `docker run`) is held to what its own files say; a raw file that is missing counts
+    as another one. A lone result.json has nothing to be held to.
     """
     said = str(result.get("raw_sha256", ""))
     found = []
-    if all(name in files for name in RAW) and (computed := raw_digest(files)) != said:
+    if any(name in files for name in RAW) and (computed := raw_digest(files)) != said:
         found.append(Problem("the run's raw files are not those that the result was computed from", where, computed,
                              said or "a hash", "`entrypoint analyze` computes the result again"))
     if bound is None:

@@ -23,7 +23,8 @@ def measured(folder: Path, name: str) -> Path:
     """What a run of an image leaves, bound by the engine's own words."""
     folder.mkdir()
     plan = {"run_id": "r", "image": {"key": KEY}}
-    for file, text in (("plan.json", json.dumps(plan)), ("blocks.jsonl", ""), ("requests.jsonl", "")):
+    for file, text in (("plan.json", json.dumps(plan)), ("context.json", "{}"), ("blocks.jsonl", ""),
+                       ("requests.jsonl", "")):
         (folder / file).write_text(text)
     with closing(Engine()) as engine:
         image = engine.image(name)

@@ -41,6 +41,9 @@ def test_a_result_of_the_image_passes() -> None:
 def test_a_result_without_a_binding_is_held_to_its_own_files() -> None:
     assert whats(None) == []
     assert whats(None, files={}) == []
+    for name in FILES:  # one that was taken away is no way around the hash
+        less = {other: data for other, data in FILES.items() if other != name}
+        assert whats(None, files=less) == ["the run's raw files are not those that the result was computed from"]
 
 
 @pytest.mark.parametrize(("more", "what"), [
