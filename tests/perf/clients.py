@@ -35,8 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.perf.bench import null_server
-
 ROOT = Path(__file__).parents[2]
 #: streams to seconds between the chunks of one (500 to 1,000 chunks per second in all), tokens of a request, and
 #: requests per stream. Short requests: the text in each chunk is the whole one so far
@@ -226,6 +224,7 @@ def guidellm(program: Path, models: Path, folder: Path) -> Callable[[int, int, i
 
 def against_null(options: argparse.Namespace) -> None:
     """Added latency and CPU per token of every client, for each number of streams."""
+    from tests.perf.bench import null_server  # not at the top: this file also runs alone, inside the image
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found: dict[str, Callable[[int, int, int, int], Seen]] = {"ours": ours}
