@@ -89,7 +89,7 @@ def test_a_digest_that_is_gone_and_a_registry_that_is_down(server: RegistryServe
         layout.save(image, "sha256:" + "0" * 64, "linux/amd64", tmp_path / "x")
     server.stop()
     with pytest.raises(NetworkError) as caught:
-        layout.save(image, digest, "linux/amd64", tmp_path / "x")
+        layout.save(image, digest, "linux/amd64", tmp_path / "x", Policy(attempts=2, first=0.001))
     assert caught.value.exit_code == 11
 
 
