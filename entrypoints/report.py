@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from entrypoints import task
+from entrypoints import task, telemetry
 from entrypoints.result import percent
 
 Result = Mapping[str, Any]
@@ -270,24 +270,10 @@ def telemetry_rows(result: Result) -> Rows:
                 if block["arm"] == arm and block["validity"]["ok"] and (block["telemetry"] or {}).get("samples")]
         if not seen:
             continue
-        cards = [card for one in seen for card in one["gpus"]]
-        watts = [sum(card["power_w"]["mean"] for card in one["gpus"]) for one in seen
-                 if one["gpus"] and all(card["power_w"]["mean"] is not None for card in one["gpus"])]
-        rows.append((arm, number(_mean(watts), 0), number(_mean(one["energy_j_per_token"] for one in seen), 3),
-                     number(min(_known(card["sm_clock"]["min"] for card in cards), default=None), 0),
-                     number(max(_known(card["temp_c_max"] for card in cards), default=None), 0),
-                     number(_mean(one["cpu_percent"] for one in seen), 0),
-                     number(_mean(one["load_1m"] for one in seen), 1)))
+        one = telemetry.together(seen)
+        rows.append((arm, number(one["power_w"], 0), number(one["energy_j_per_token"], 3), number(one["sm_mhz_min"], 0),
+                     number(one["temp_c_max"], 0), number(one["cpu_percent"], 0), number(one["load_1m"], 1)))
     return ("arm", "W of all GPUs", "J/token", "lowest SM MHz", "highest GPU C", "CPU %", "load"), rows
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return sum(known) / len(known) if known else None
 
 
 #: packages that a speed may hang on; result.json has all

@@ -170,6 +170,18 @@ def summarise(samples: Sequence[Sample], spans: Iterable[tuple[float, float]], *
     return result
 
 
+def together(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Summaries of several server starts as one: means, lowest clock, highest temperature; watts of all GPUs."""
+    cards = [card for one in summaries for card in one["gpus"]]
+    watts = [[card["power_w"]["mean"] for card in one["gpus"]] for one in summaries]
+    return {"power_w": _mean(sum(each) for each in watts if each and None not in each),
+            "energy_j_per_token": _mean(one["energy_j_per_token"] for one in summaries),
+            "sm_mhz_min": _least(card["sm_clock"]["min"] for card in cards),
+            "temp_c_max": _most(card["temp_c_max"] for card in cards),
+            "cpu_percent": _mean(one["cpu_percent"] for one in summaries),
+            "load_1m": _mean(one["load_1m"] for one in summaries)}
+
+
 def _foreign(pids: set[int], mine: set[int]) -> list[int]:
     """Pids that are not ours. In a container NVML may name the host's pids: when it knows none of ours, no word."""
     return sorted(pids - mine) if pids & mine else []
