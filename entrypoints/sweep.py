@@ -90,6 +90,7 @@ def confirm(settings: Settings, image: Image, environ: Mapping[str, str], err: T
         "folder": choosing.folder.name, "plan_sha256": choosing.plan["sha256"],
         "requests_sha256": records.file_digest(choosing.folder / records.REQUESTS), "table": table})
     choosing.note("confirmed_by", confirming.folder.name)
+    run.publish(choosing.folder)  # the hash in its result covers the note
     confirming.remains = choosing.remains
     return confirming
 

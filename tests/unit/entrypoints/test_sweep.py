@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from entrypoints import prompts, records, run, sweep
+from entrypoints import result as result_of
 from entrypoints.errors import BadConfig, Deadline, Usage
 from tests.unit.entrypoints.test_run import BASE, FAST, SPEC, Bench, bench
 
@@ -45,6 +46,7 @@ def test_the_best_setting_is_chosen_on_one_half_and_confirmed_on_the_other(bench
     assert "chosen among 3 settings on other prompts" in bench.out.getvalue()
     used = [set(records.document(folder / records.PLAN)["prompts"]["ids"]) for folder in (first, second)]
     assert not used[0] & used[1]
+    assert records.document(first / records.RESULT)["raw_sha256"] == result_of.assemble(first)["raw_sha256"]
     assert result["comparison"][0]["pairs"] == 2
 
 
